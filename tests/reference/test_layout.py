@@ -1,4 +1,4 @@
-"""Layout: addresses checked by hand and by a second, slow derivation; inverses; padding; what a document owns."""
+"""Layout: addresses by hand and by a second, slow derivation; inverses; padding; what a document owns."""
 
 import time
 
@@ -21,7 +21,7 @@ def random_codes(shape: tuple[int, ...], seed: int = 0, high: int = 256) -> np.n
     return np.random.default_rng(seed).integers(1, high, shape, dtype=np.uint8)
 
 
-# ---- addresses -----------------------------------------------------------------------------------------------------
+# ---- addresses ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_payload_offset_by_hand(row_bytes, row, byte, expected):
 
 
 def slow_payload_offset(row_bytes: int, row: int, byte: int) -> int:
-    """The same address from binary digits: rows of 8 x W bytes, then digits 7.. added without carry to digits 4.."""
+    """The same address from binary digits: digits 7.. are added to digits 4.. without carry."""
     start = 0
     for width, digits in ((128, 3), (64, 2), (32, 1)):
         while start + width <= row_bytes:
@@ -97,17 +97,15 @@ def test_payload_offset_equals_slow_derivation(row_bytes):
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_both_majors_name_the_same_byte(width):
     token, byte = np.arange(128)[:, None], np.arange(4 * width)
-    by_panel = [
-        128 * width * p + layout.k_major_offset(token, np.arange(width), width)
-        for p in range(len(byte) // width)
-    ]
+    one = layout.k_major_offset(token, np.arange(width), width)
+    by_panel = [128 * width * p + one for p in range(4)]
     np.testing.assert_array_equal(
         layout.mn_major_offset(byte, token, width), np.concatenate(by_panel, axis=1)
     )
 
 
 def test_steps_of_a_tensor_core_instruction_are_constant():
-    """K-major, 32 bytes further along the row; MN-major, 32 tokens further: 32 W. Both before the exclusive-or."""
+    """K-major, 32 bytes further along the row; MN-major, 32 tokens further: 32 W; before the exclusive-or."""
     plain = layout.swizzle(layout.payload_offset(128), 128)
     assert np.all(plain[:, 32:] - plain[:, :-32] == 32)
     assert np.all(plain[32:] - plain[:-32] == 4096)
@@ -132,7 +130,7 @@ def test_scale_offset_by_hand_and_by_transposition():
     np.testing.assert_array_equal(mine, blocked)
 
 
-# ---- tiles of a pack -----------------------------------------------------------------------------------------------
+# ---- tiles of a pack ---------------------------------------------------------------------------------------
 
 
 @given(LENGTHS, st.integers(0, 200))
@@ -217,7 +215,7 @@ def test_nvfp4_scales_round_trip(lengths, channels, padding):
 
 
 def test_scale_tiles_equal_the_transposition_of_a_padded_document():
-    """The channel use against ``reshape(R//128, 4, 32, C//4, 4).transpose(0, 3, 2, 1, 4)`` on the padded scales."""
+    """The channel use against the well-known reshape and transposition of the padded scales."""
     scale = random_codes((200, 1))
     padded = np.zeros((256, 4), np.uint8)
     padded[:200] = scale
@@ -235,9 +233,7 @@ def test_scales_of_64_channels_leave_half_a_tile_zero():
 def test_token_contraction_places_blocks_along_the_columns():
     scale = np.repeat(np.array([3, 5, 7], np.uint8), [32, 32, 6])[:, None]
     tile = layout.pack_scales(scale, [0, 70], 128, "tokens")[0, 0]
-    assert (
-        tile[:16].tolist() == [3, 5, 7, 0] * 4
-    )  # channels 0, 32, 64, 96: blocks of tokens 0..31, 32..63, 64..69, none
+    assert tile[:16].tolist() == [3, 5, 7, 0] * 4  # a line holds channels 0, 32, 64, 96
 
 
 def test_nan_token_makes_its_block_nan_only_when_tokens_are_contracted():
@@ -285,7 +281,7 @@ def test_many_documents_are_fast():
     assert time.perf_counter() - start < 5  # a loop over documents takes longer
 
 
-# ---- errors --------------------------------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------------------
 
 BYTES = np.zeros((4, 1, 64), np.uint8)
 
