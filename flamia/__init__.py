@@ -1,14 +1,14 @@
-"""FLAMIA: training attention on block-scaled FP8 and FP4 tensor cores, with causal safety and a backward that
+"""FLAMIA: training attention on block-scaled FP8 and FP4 tensor cores, causally safe, and with a backward that
 differentiates what the forward computed.
 
-Importing this package costs no more than the standard library: NumPy, the reference and everything heavier are
-imported at the first use of a name below (PEP 562).
+Importing this package costs next to nothing: NumPy, the reference and everything heavier are imported at the
+first use of a name below (PEP 562).
 
-========================  =======================================================================================
+========================  =============================================================================
 ``flamia.reference``      the executable specification (NumPy and ml_dtypes only)
 ``flamia.recipes``        the recipes as frozen dataclass literals: ``flamia.recipes.MXFP8`` and others
 ``flamia.Recipe``         their class; derive a new recipe with ``dataclasses.replace``
-========================  =======================================================================================
+========================  =============================================================================
 """
 
 from importlib import import_module
