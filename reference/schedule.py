@@ -11,13 +11,13 @@ A *work item* is what one CTA does without talking to another:
 Its *cost* is the number of 128 x 128 tiles that it visits. With ``n = ceil(length / 128)`` tiles in the
 document:
 
-======================================  ========================================  ========================
-item                                    causal                                    full
-======================================  ========================================  ========================
-forward, query tile ``a``               ``a + 1`` (keys up to the diagonal)       ``n``
-forward, pair ``u``                     the sum over its one or two query tiles   the sum over its tiles
-backward, key tile ``t``, group ``g``   ``g (n - t)`` (queries from the diagonal) ``g n``
-======================================  ========================================  ========================
+=====================================  =======================================  ========================
+item                                   causal                                   full
+=====================================  =======================================  ========================
+forward, query tile ``a``              ``a + 1`` (keys up to the diagonal)      ``n``
+forward, pair ``u``                    the sum over its one or two query tiles  the sum over its tiles
+backward, key tile ``t``, group ``g``  ``g (n - t)`` (queries on and below it)  ``g n``
+=====================================  =======================================  ========================
 
 Items are sorted by cost, largest first; items of equal cost by document, then head, then tile, smallest
 first. Persistent CTAs take the next item of the list whenever they are free. The longest-first order bounds
