@@ -1,6 +1,7 @@
 """Sphinx configuration. Pages are read from docstrings; tables and figures are computed at build time."""
 
 import pkgutil
+import re
 import sys
 from pathlib import Path
 
@@ -48,5 +49,15 @@ def check_specification(app) -> None:
             raise RuntimeError(f"docs/specification.rst does not list {module.name}")
 
 
+def shorten_arrays(app, what, name, obj, options, signature, return_annotation):
+    """``NDArray[float32]`` instead of what NumPy expands it to."""
+
+    def shorten(text: str | None) -> str | None:
+        return text and re.sub(r"ndarray\[tuple\[Any, \.\.\.\], dtype\[((?:\w|\[|\])+?)\]\]", r"NDArray[\1]", text)
+
+    return shorten(signature), shorten(return_annotation)
+
+
 def setup(app) -> None:
     app.connect("builder-inited", check_specification)
+    app.connect("autodoc-process-signature", shorten_arrays)

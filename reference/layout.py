@@ -12,7 +12,8 @@ left each as wide as the swizzle allows: as many of ``W = 128`` bytes as fit, th
 Panels follow one another, each of 128 rows, so panel ``p``, which starts at byte ``b_p`` of the row, starts
 at byte ``128 b_p`` of the tile. Byte ``c`` (``0 <= c < W``) of row ``r`` in a panel lies at::
 
-    swizzle_W(128 b_p + (r % 8) W + (r // 8) SBO + c),     SBO = 8 W                             (K-major)
+    swizzle_W(128 b_p + (r % 8) W + (r // 8) SBO + c)
+    SBO = 8 W
 
 where ``swizzle_W`` is its own inverse and acts on the address: bits 4..6 are exclusive-or'ed with bits 7..9
 for ``W = 128``, bits 4..5 with bits 7..8 for ``W = 64``, bit 4 with bit 7 for ``W = 32`` (`swizzle`). It
@@ -27,7 +28,8 @@ contracted index runs along the bytes. A contraction over tokens (``P V``, ``P^T
 reads the same bytes *MN-major*: the contracted index ``k`` is the token, and the byte ``n`` is the channel.
 The hardware's formula for that is::
 
-    swizzle_W((n % W) + (n // W) LBO + (k % 8) W + (k // 8) SBO),     SBO = 8 W,  LBO = 128 W    (MN-major)
+    swizzle_W((n % W) + (n // W) LBO + (k % 8) W + (k // 8) SBO)
+    SBO = 8 W,  LBO = 128 W
 
 With ``n = b_p + c``, ``k = r`` and panels of one width, ``b_p = W (n // W)`` and hence ``128 b_p = (n // W)
 LBO``: both formulas name the same byte, so one copy in memory serves both products (`k_major_offset`,

@@ -20,10 +20,9 @@ backward, key tile ``t``, group ``g``  ``g (n - t)`` (queries on and below it)  
 =====================================  =======================================  ========================
 
 Items are sorted by cost, largest first; items of equal cost by document, then head, then tile, smallest
-first. Persistent CTAs take the next item of the list whenever they are free. The longest-first order bounds
-the time lost at the end by the cost of a short item (R. L. Graham, "Bounds on Multiprocessing Timing
-Anomalies", 1969: with ``m`` workers the last one ends no later than ``4/3 - 1/(3m)`` times the best
-possible).
+first. Persistent CTAs take the next item of the list whenever they are free. Taken longest first by ``m``
+CTAs, the list ends no later than ``4/3 - 1/(3m)`` times the best possible (R. L. Graham, "Bounds on
+Multiprocessing Timing Anomalies", 1969).
 
 Everything is integer arithmetic. The item's place is the number of items of larger cost, plus the number of
 items of equal cost before it in the order (document, head, tile): a counting sort, which a GPU reproduces

@@ -6,10 +6,10 @@ from typing import Any
 import matplotlib
 
 matplotlib.use("agg")
-import matplotlib.pyplot as plt  # noqa: E402
-import numpy as np  # noqa: E402
+import matplotlib.pyplot as plt
+import numpy as np
 
-from flamia.reference import layout  # noqa: E402
+from flamia.reference import layout
 
 COLORS = plt.get_cmap("tab10")
 

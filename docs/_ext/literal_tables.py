@@ -16,12 +16,17 @@ from sphinx.util.docutils import SphinxDirective
 
 
 def number_text(value: float) -> str:
-    """A power of two beyond the small integers as ``2^n``, anything else as Python prints it."""
-    if math.isfinite(value) and value != 0:
-        mantissa, exponent = math.frexp(abs(value))
-        if mantissa == 0.5 and not 1 <= abs(value) < 1024:
-            return f"{'-' if value < 0 else ''}2\\ :sup:`{exponent - 1}`"
-    return f"{value:g}"
+    """The exact value: in few decimal digits if that is possible, else as an odd number times a power of two."""
+    short = f"{value:.5g}"
+    if not math.isfinite(value) or value == 0 or (0.1 <= abs(value) < 1e5 and float(short) == value):
+        return short
+    numerator, exponent = abs(value), 0
+    while numerator != int(numerator):
+        numerator, exponent = numerator * 2, exponent - 1
+    while numerator % 2 == 0:
+        numerator, exponent = numerator / 2, exponent + 1
+    sign, factor = "-" if value < 0 else "", "" if numerator == 1 else f"{numerator:.0f}·"
+    return f"{sign}{factor}2\\ :sup:`{exponent}`"
 
 
 def cell_text(field: str, value: Any) -> str:
@@ -72,21 +77,23 @@ class Literals(SphinxDirective):
 
 
 class CodeGrid(SphinxDirective):
-    """``.. code-grid:: FORMAT``: high digit down, low digit across, as `flamia.reference.formats` decodes them."""
+    """``.. code-grid:: FORMAT``: values as `flamia.reference.formats` decodes them, of the codes without a sign bit."""
 
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
         formats = import_module("flamia.reference.formats")
         fmt = getattr(formats, self.arguments[0])
-        codes = np.arange(1 << fmt.bits, dtype=np.uint8)
-        if isinstance(fmt, formats.ElementFormat):
+        signed = isinstance(fmt, formats.ElementFormat)
+        codes = np.arange(1 << (fmt.bits - signed), dtype=np.uint8)
+        if signed:
             values = formats.decode(codes, fmt)
         else:
             values = getattr(formats, f"decode_{fmt.name.lower()}")(codes)
-        rows = [["", *(f"``_{low:X}``" for low in range(16))]]
-        for high, line in enumerate(np.asarray(values, np.float64).reshape(-1, 16)):
-            rows.append([f"``{high:X}_``", *(number_text(v) if np.isfinite(v) else str(v) for v in line)])
+        columns = max(1, len(codes) // 16)
+        rows = [["", *(f"``0x{column:X}_``" for column in range(columns))]]
+        for low, line in enumerate(np.asarray(values, np.float64).reshape(columns, -1).T):
+            rows.append([f"``_{low:X}``", *(number_text(v) for v in line)])
         return self.parse_text_to_nodes(list_table(rows))
 
 
