@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -27,8 +25,8 @@ from flamia.reference.formats import (
     encode_ue4m3,
     round_to,
 )
+from tests.reference.scalar import F32, exact_code
 
-F32 = np.float32
 PEERS = {
     "E4M3": ml_dtypes.float8_e4m3fn,
     "E5M2": ml_dtypes.float8_e5m2,
@@ -46,15 +44,6 @@ def peer_encode(x: np.ndarray, fmt: ElementFormat) -> np.ndarray:
         codes = clipped.astype(PEERS[fmt.name]).view(np.uint8).copy()
     codes[nan] = fmt.nan_encodes_to
     return codes
-
-
-def exact_code(x: float, fmt: ElementFormat) -> int:
-    """The nearest code by exact rationals, ties to the even code, saturating."""
-    codes = range((1 << fmt.bits) // 2)
-    values = {c: Fraction(float(v)) for c in codes if np.isfinite(v := decode_table(fmt)[c])}
-    size = min(Fraction(abs(x)), Fraction(fmt.max_finite))
-    code = min(values, key=lambda c: (abs(values[c] - size), c % 2))
-    return code | (int(np.signbit(F32(x))) << (fmt.bits - 1))
 
 
 def random_bits(n: int, seed: int = 0) -> np.ndarray:
