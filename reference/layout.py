@@ -241,8 +241,8 @@ def unpack_nvfp4(packed: Bytes, cu_seqlens: Any, num_tokens: int) -> Bytes:
 def pack_scales(scale: Bytes, cu_seqlens: Any, head_dim: int, contraction: str = "channels") -> Bytes:
     """Lay token-block scales out in scale tiles. See Note [Scale tile].
 
-    For ``contraction="tokens"`` the tokens of a block of 32 must share their byte; a token whose byte is 255
-    (NaN) makes that of its block 255.
+    For ``contraction="tokens"`` the tokens of a block of 32 must share their byte, as `scaling.quantize_tokens`
+    gives them.
 
     :param scale: E8M0 bytes, uint8 ``(T, H)``: the scale of each token.
     :param head_dim: ``D``, a multiple of 32.
@@ -260,10 +260,8 @@ def pack_scales(scale: Bytes, cu_seqlens: Any, head_dim: int, contraction: str =
     tile, row, tiles = _slots(cu_seqlens, scale.shape[0])
     blocks = np.zeros((scale.shape[1], tiles, TILE // BLOCK), np.uint8)
     first = np.flatnonzero(row % BLOCK == 0)
-    if first.size:
-        largest = np.maximum.reduceat(scale[: len(row)], first, axis=0)
-        _require_one_byte_per_block(scale, largest, np.diff(first, append=len(row)))
-        blocks[:, tile[first], row[first] // BLOCK] = largest.T
+    _require_one_byte_per_block(scale, scale[first], np.diff(first, append=len(row)))
+    blocks[:, tile[first], row[first] // BLOCK] = scale[first].T
     scale_tiles = -(-head_dim // TILE)
     packed = np.zeros((scale.shape[1], tiles, scale_tiles, SCALE_TILE_BYTES), np.uint8)
     channel = np.arange(head_dim)
@@ -373,16 +371,15 @@ def _require_bytes(name: str, array: Any, ndim: int) -> Bytes:
     return codes
 
 
-def _require_one_byte_per_block(scale: Bytes, largest: Bytes, lengths: Index) -> None:
-    """``largest``: each block's largest byte ``(blocks, H)``; ``lengths``: its tokens. 255 is above all."""
-    expected = np.repeat(largest, lengths, axis=0)
-    used = scale[: len(expected)]
-    wrong = np.argwhere((used != expected) & (expected != 255))
+def _require_one_byte_per_block(scale: Bytes, first: Bytes, lengths: Index) -> None:
+    """``first``: the byte of each block's first token ``(blocks, H)``; ``lengths``: the block's tokens."""
+    expected = np.repeat(first, lengths, axis=0)
+    wrong = np.argwhere(scale[: len(expected)] != expected)
     if wrong.size:
         token, head = (int(i) for i in wrong[0])
         raise ValueError(
-            f"scale must hold one byte per block of 32 tokens, got {used[token, head]} at token {token} "
-            f"of head {head} and {expected[token, head]} elsewhere in its block"
+            f"scale must hold one byte per block of 32 tokens, got {scale[token, head]} at token {token} of "
+            f"head {head} and {expected[token, head]} at the first token of its block"
         )
 
 
