@@ -1,0 +1,111 @@
+"""P: from scores to quantized probabilities, shared by the forward and the backward.
+
+Note [Probabilities]
+~~~~~~~~~~~~~~~~~~~~
+With ``x = fl(c * S)``, ``c = fl(softmax_scale * log2 e)``: ``r = floor(x)``, ``f = fl(x - r)``, ``p = poly(f)`` in [1,
+2]. P is ``E4M3(p * 2^(r + 8 - top))`` with an integer ``top``, its scale ``2^(top - 8)``. In the forward ``top`` is the
+ceiling of the row's maximum in the 128-key tile; in the backward it is ``m_i + E``, where E is one integer per 32x32
+tile. The mantissa of P depends on ``x`` alone; the scales only choose where it underflows. So a P that is a normal E4M3
+number in both passes has the same value in both, bit for bit.
+
+Tiles are held as ``[keys, queries]`` (S^T): row statistics then run along the slow axis, and the backward needs them
+so.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from ml_dtypes import bfloat16
+from numpy.typing import NDArray
+
+from flamia.reference.documents import BLOCK, TILE
+from flamia.reference.exp2 import exp2_mantissa
+from flamia.reference.formats import E4M3, round_to
+from flamia.reference.operands import F32, exp2_of
+
+FLOOR_EXPONENT = F32(-126)
+"""Exponents of P are raised to this one, the smallest of a normal FP32 number: far below E4M3's smallest value."""
+
+LOWEST = F32(np.finfo(np.float32).min)
+
+Array = NDArray[np.float32]
+
+
+def scores_to_x(scores: Array, c: np.float32) -> Array:
+    """``x = fl(c * S)``; in place. A score that overflowed FP32 becomes NaN and stays in its row."""
+    scores *= c
+    return scores
+
+
+def exponential(x: Array) -> tuple[Array, Array]:
+    """``(r, p)`` with ``2^x = 2^r p``, r integral, p in [1, 2]; overwrites ``x``. -inf counts as FP32's lowest number."""
+    np.maximum(x, LOWEST, out=x)
+    r = np.floor(x)
+    x -= r
+    return r, exp2_mantissa(x, out=x)
+
+
+def shift(p: Array, exponent: Array) -> Array:
+    """``p * 2^exponent`` for p in [1, 2] by adding to the exponent bits; overwrites both arguments.
+
+    Exponents below `FLOOR_EXPONENT` are raised to it. NaN in either argument gives NaN.
+    """
+    np.maximum(exponent, FLOOR_EXPONENT, out=exponent)
+    lost = np.isnan(exponent) if np.isnan(exponent.sum(dtype=np.float64)) else None
+    exponent *= F32(1 << 23)
+    p.view(np.int32)[...] += exponent.astype(np.int32)
+    if lost is not None:
+        p[lost] = np.nan
+    return p
+
+
+def quantize(p: Array, r: Array, offset: Array, fmt: str) -> Array:
+    """``fmt(p * 2^(r - offset))`` as float32 element values; overwrites ``p`` and ``r``."""
+    r -= offset
+    y = shift(p, r)
+    if fmt == "bf16":
+        return y.astype(bfloat16).astype(F32)
+    return round_to(y, E4M3, out=y)
+
+
+def visible_mask(query_tile: int, key_tile: int, length: int, causal: bool) -> NDArray[np.bool_] | None:
+    """Bool ``(128 keys, 128 queries)``, True where the query does not see the key; None if every query sees every key.
+
+    A query sees the keys of its document, and if causal only those at its own position or before.
+    """
+    if causal and key_tile == query_tile:
+        index = np.arange(TILE)
+        return index[:, None] > index[None, :]
+    if not causal and (key_tile + 1) * TILE > length:
+        return np.broadcast_to((key_tile * TILE + np.arange(TILE) >= length)[:, None], (TILE, TILE))
+    return None
+
+
+def fold_values(codes: Array, exponents: Array, causal_mask: NDArray[np.bool_]) -> tuple[Array, Array]:
+    """Fold V1's token exponents into P for the diagonal tile (contract, section 5).
+
+    ``P'_ij = E4M3(P_ij * 2^(e_j - E_ib))`` where ``E_ib`` is the largest ``e_j`` over the tokens of the 32-token block
+    b that query i sees, a maximum over the query's own past alone. A visible non-finite token makes ``E_ib`` NaN.
+
+    :param codes: P, float32 ``(..., 128 keys, 128 queries)``.
+    :param exponents: e, float32 ``(..., 128 keys)``.
+    :returns: P' of the shape of ``codes``, and E ``(..., 4, 128 queries)``; -inf where a block has no visible token.
+    """
+    seen = np.where(causal_mask, F32(-np.inf), exponents[..., :, None])
+    blocks = seen.reshape(*seen.shape[:-2], TILE // BLOCK, BLOCK, TILE)
+    largest = blocks.max(axis=-2)
+    ratio = exp2_of(np.minimum(blocks - np.where(largest == -np.inf, F32(0), largest)[..., None, :], F32(0)))
+    folded = codes.reshape(*codes.shape[:-2], TILE // BLOCK, BLOCK, TILE) * ratio
+    folded = round_to(folded, E4M3, out=folded).reshape(codes.shape)
+    np.copyto(folded, F32(0), where=causal_mask)
+    return folded, largest
+
+
+def scale_bytes(exponent: Array) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+    """E8M0 bytes of integral exponents, and where the factor is below 2^-127 so that its block contributes zero.
+
+    NaN gives byte 255; exponents above 127 saturate to byte 254.
+    """
+    dead = exponent < F32(-127)
+    clipped = np.where(np.isnan(exponent), F32(128), np.clip(exponent, F32(-127), F32(127)))
+    return (clipped + F32(127)).astype(np.uint8), dead
