@@ -38,7 +38,7 @@ def scores_to_x(scores: Array, c: np.float32) -> Array:
 
 
 def exponential(x: Array) -> tuple[Array, Array]:
-    """``(r, p)`` with ``2^x = 2^r p``, r integral, p in [1, 2]; overwrites ``x``. -inf counts as FP32's lowest number."""
+    """``(r, p)`` with ``2^x = 2^r p``, r integral, p in [1, 2]; overwrites ``x``. -inf counts as the lowest FP32."""
     np.maximum(x, LOWEST, out=x)
     r = np.floor(x)
     x -= r

@@ -27,7 +27,7 @@ CASES = [
     (bad(v=V[:, :1]), ValueError, "v must have the 2 heads of k, got 1"),
     (bad(q=Q[:, :3]), ValueError, "q must have a multiple of k's 2 heads, got 3"),
     (bad(k=K[:, :0], v=V[:, :0]), ValueError, "k must have at least one head"),
-    (bad(q=Q[..., :48], k=K[..., :48], v=V[..., :48]), ValueError, "head_dim that is a multiple of 32 up to 256, got 48"),
+    (bad(q=Q[..., :48], k=K[..., :48], v=V[..., :48]), ValueError, "a multiple of 32 up to 256, got 48"),
     (bad(q=Q[..., :32], k=K[..., :32], v=V[..., :32], profile="hopper"), ValueError, r"head_dim in \(64, 128\)"),
     (bad(cu_seqlens=[0.0, 40.0]), TypeError, "cu_seqlens must hold integers"),
     (bad(cu_seqlens=[[0, 40]]), ValueError, r"cu_seqlens must have shape \(documents \+ 1,\), got shape \(1, 2\)"),

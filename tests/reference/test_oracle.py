@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ def dense(q, k, v, cu, causal, scale):
     """out and lse with whole score matrices, float64."""
     out, lse = np.zeros(q.shape), np.full((q.shape[1], q.shape[0]), -np.inf)
     group = q.shape[1] // k.shape[1]
-    for a, b in zip(cu[:-1], cu[1:], strict=True):
+    for a, b in pairwise(cu):
         for h in range(q.shape[1]):
             s = scale * q[a:b, h].astype(np.float64) @ k[a:b, h // group].astype(np.float64).T
             if causal:
