@@ -83,7 +83,7 @@ def floor_scale(amax: NDArray[Any], fmt: ElementFormat = E4M3) -> NDArray[np.uin
     """
     values = as_float32(amax, "amax")
     field = (values.view(np.uint32) >> np.uint32(23)).astype(np.int32) & 0xFF
-    byte = np.where(np.isinf(values), 254, np.clip(field - fmt.max_exponent, 0, 254))
+    byte = np.where(np.isinf(values), 254, np.maximum(field - fmt.max_exponent, 0))
     return np.where(np.isnan(values), 255, byte).astype(np.uint8)
 
 
@@ -199,7 +199,7 @@ def tile_amax(x: NDArray[np.float32], tile: int = BLOCK) -> NDArray[np.float32]:
 
 
 # Study-only schemes. Each returns decoded float32 (T, H, D): what a tensor core would multiply. Non-finite
-# values follow the contract: their block takes no maximum from them, and decodes to NaN. Padding decodes to 0.
+# values follow the contract: their block has scale byte 255 and decodes to NaN. Padding decodes to 0.
 
 
 def fake_quantize_channels(
@@ -262,17 +262,14 @@ def _fake_quantize(
     if dim % channels:
         raise ValueError(f"x must have a head dimension that is a multiple of {channels}, got shape {x.shape}")
     out = np.zeros(x.shape, np.float32)
-    values = as_float32(x[: cu[-1]], "x").copy()
-    lost: NDArray[np.bool_] = np.logical_not(np.isfinite(values))
-    values[lost] = 0
-    blocks = (len(values), heads, dim // channels, channels)
-    amax = _over_blocks(np.maximum, np.abs(values).reshape(blocks).max(axis=-1), cu, tokens)
-    byte = rules[rule](amax, fmt)
-    factor = decode_e8m0(np.uint8(254) - byte)
-    byte[_over_blocks(np.logical_or, np.any(lost.reshape(blocks), axis=-1), cu, tokens)] = 255
-    rounded = round_to(values.reshape(blocks) * factor[..., None], fmt)
-    with np.errstate(over="ignore"):
-        out[: cu[-1]] = (rounded * decode_e8m0(byte)[..., None]).reshape(values.shape)
+    values = as_float32(x[: cu[-1]], "x")
+    blocks = values.reshape(len(values), heads, dim // channels, channels)
+    amax = _over_blocks(np.maximum, np.abs(blocks).max(axis=-1), cu, tokens)
+    byte = rules[rule](np.where(np.isfinite(amax), amax, np.float32(np.nan)), fmt)
+    factor = decode_e8m0(np.where(byte == 255, byte, np.uint8(254) - byte))
+    with np.errstate(over="ignore", invalid="ignore"):
+        rounded = round_to(blocks * factor[..., None], fmt) * decode_e8m0(byte)[..., None]
+    out[: cu[-1]] = rounded.reshape(values.shape)
     return out
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flamia.reference.formats import E2M1, E4M3, decode_table
+from flamia.reference.formats import E2M1, E4M3, decode_table, encode
 from flamia.reference.nvfp4 import (
     BLOCK,
     FLT_MAX,
@@ -85,6 +85,23 @@ def test_few_bit_inputs_meet_ties_that_the_last_bit_of_inv_decides():
     to_even = {0.25: 0, 0.75: 2, 1.25: 2, 1.75: 4, 2.5: 4, 3.5: 6, 5.0: 6}
     codes = q.payload[tie] & 7
     assert (codes != [to_even[v] for v in np.abs(exact[tie])]).any()
+
+
+def test_the_reciprocal_of_six_is_folded_into_the_encoding_scale():
+    """Where TransformerEngine's fl(S_enc * fl(1/6)) and fl(S_enc / 6) or amax / 6 first give another scale byte."""
+    h = F32(1) / np.arange(1, 2000, 2, dtype=F32)  # odd S_enc
+    s_enc = F32(1) / h
+    amax = np.random.default_rng(1).integers(128, 256, 400).astype(F32) / F32(32)  # as few bits as a bfloat16 has
+    amax = amax[:, None] / np.exp2(np.floor(np.log2(s_enc)))
+    stated = encode(amax * (s_enc * (F32(1) / F32(6))), E4M3)
+    other = encode(amax * (s_enc / F32(6)), E4M3) != stated, encode((amax / F32(6)) * s_enc, E4M3) != stated
+    places = [*np.argwhere(other[0])[:20], *np.argwhere(other[1])[:20]]
+    assert other[0].any() and other[1].any()
+    for i, j in places:
+        x = np.zeros((1, 1, 16), F32)
+        x[0, 0, 3] = amax[i, j]
+        q = quantize_nvfp4(x, [0, 1], h[j])
+        assert (q.payload[0, 0].tolist(), q.scale[0, 0, 0]) == slow_block(list(x[0, 0]), *slow_scales(float(h[j])))
 
 
 @pytest.mark.parametrize(
