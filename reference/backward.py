@@ -44,7 +44,7 @@ from flamia.reference.operands import F32, DocumentOperand, Operand, exp2_of, pr
 from flamia.reference.parallel import quiet, run_all
 from flamia.reference.profiles import Computed, contract_channels, contract_tokens, stored_tile
 from flamia.reference.recipes import Scaling
-from flamia.reference.scaling import Quantized, dequantize_tokens, exponent_of, rceil
+from flamia.reference.scaling import Quantized, Rule, dequantize_tokens, exponent_of, scale_rule
 
 Array = NDArray[np.float32]
 PER_TILE = TILE // BLOCK
@@ -271,9 +271,13 @@ class _DocumentBackward:
             rounded = ds.astype(bfloat16).astype(F32)
             return p, Computed(rounded, None), Computed(rounded.swapaxes(-1, -2), None)
         if r.ds_scale == "1x32":
-            along_keys = _quantized_blocks(ds, -2)
-            return p, Computed(_quantized_blocks(ds, -1), None), Computed(along_keys.swapaxes(-1, -2), None)
-        codes, scale = quantize_square_tiles(ds)
+            along_keys = _quantized_blocks(ds, -2, r.scale_rule)
+            return (
+                p,
+                Computed(_quantized_blocks(ds, -1, r.scale_rule), None),
+                Computed(along_keys.swapaxes(-1, -2), None),
+            )
+        codes, scale = quantize_square_tiles(ds, r.scale_rule)
         self._observe("ds", query_tile, key_tile, codes)
         self._observe("ds_scale", query_tile, key_tile, scale)
         x_tile = _square(codes, scale, f.profile.exact)
@@ -323,8 +327,8 @@ class _DocumentBackward:
             self.observer(stage, self.document, self.q_heads, query_tile, key_tile, flat)
 
 
-def quantize_square_tiles(x: Array) -> tuple[Array, NDArray[np.uint8]]:
-    """E4M3 element values and one RCEIL byte per 32x32 tile of ``x (..., 128, 128)``; overwrites ``x``.
+def quantize_square_tiles(x: Array, rule: Rule = "rceil") -> tuple[Array, NDArray[np.uint8]]:
+    """E4M3 element values and one scale byte per 32x32 tile of ``x (..., 128, 128)``; overwrites ``x``.
 
     The maximum is taken over finite entries; an entry that is not finite becomes a NaN element.
     """
@@ -333,7 +337,7 @@ def quantize_square_tiles(x: Array) -> tuple[Array, NDArray[np.uint8]]:
         x = np.where(np.isfinite(x), x, F32(np.nan))
         size = np.where(np.isfinite(size), size, F32(0))
     columns = np.maximum.reduce(size.reshape(*x.shape[:-2], PER_TILE, BLOCK, TILE), axis=-2)
-    scale = rceil(columns.reshape(*columns.shape[:-1], PER_TILE, BLOCK).max(axis=-1))
+    scale = scale_rule(rule)(columns.reshape(*columns.shape[:-1], PER_TILE, BLOCK).max(axis=-1))
     x = _by_square(x, exp2_of(-exponent_of(scale)))
     return round_to(x, E4M3, out=x), scale
 
@@ -345,12 +349,12 @@ def _by_square(x: Array, factor: Array) -> Array:
     return out.reshape(x.shape)
 
 
-def _quantized_blocks(x: Array, axis: int) -> Array:
-    """Decoded E4M3 values of ``x (..., 128, 128)`` with one RCEIL scale per 32 entries along ``axis`` (study only)."""
+def _quantized_blocks(x: Array, axis: int, rule: Rule) -> Array:
+    """Decoded E4M3 values of ``x (..., 128, 128)`` with one scale per 32 entries along ``axis`` (study only)."""
     y = np.moveaxis(x, axis, -1)
     blocks = y.reshape(*y.shape[:-1], -1, BLOCK)
     size = np.abs(np.where(np.isfinite(blocks), blocks, F32(0))).max(axis=-1, keepdims=True)
-    e = exponent_of(rceil(size))
+    e = exponent_of(scale_rule(rule)(size))
     rounded = round_to(blocks * exp2_of(-e), E4M3) * exp2_of(e)
     return np.moveaxis(rounded.reshape(y.shape), -1, axis)
 

@@ -138,7 +138,7 @@ def prepare(x: NDArray[Any], cu_seqlens: NDArray[np.int64], scaling_: Scaling, r
         four = nvfp4.quantize_nvfp4(x, cu_seqlens, recipe.head_scale, recipe.hadamard)
         return Operand(scaling_, four.payload, four.scale, F32(four.head_scale[0]))
     if scaling_ in (Scaling.TOKEN, Scaling.TOKEN_BLOCK):
-        eight = scaling.quantize_tokens(x, cu_seqlens, 1 if scaling_ is Scaling.TOKEN else 32)
+        eight = scaling.quantize_tokens(x, cu_seqlens, 1 if scaling_ is Scaling.TOKEN else 32, recipe.scale_rule)
         return Operand(scaling_, eight.payload, eight.scale)
     study = {
         Scaling.CHANNELS_1X32: scaling.fake_quantize_channels,

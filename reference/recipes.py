@@ -16,9 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
 
-ScaleRule = Literal["rceil", "floor"]
+from flamia.reference.scaling import Rule
 
 
 class Scaling(Enum):
@@ -82,7 +81,7 @@ class Recipe:
     delta: str = "quantized"
     ds_probability: str = "quantized"
     ds_scale: str = "tile"
-    scale_rule: ScaleRule = "rceil"
+    scale_rule: Rule = "rceil"
     hadamard: bool = False
     head_scale: float = 1.0
     study_only: bool = False

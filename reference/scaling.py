@@ -87,6 +87,17 @@ def floor_scale(amax: NDArray[Any], fmt: ElementFormat = E4M3) -> NDArray[np.uin
     return np.where(np.isnan(values), 255, byte).astype(np.uint8)
 
 
+def scale_rule(rule: Rule) -> Callable[..., NDArray[np.uint8]]:
+    """`rceil` or `floor_scale` by name.
+
+    :raises ValueError: for another name.
+    """
+    rules: dict[str, Callable[..., NDArray[np.uint8]]] = {"rceil": rceil, "floor": floor_scale}
+    if rule not in rules:
+        raise ValueError(f"rule must be 'rceil' or 'floor', got {rule!r}")
+    return rules[rule]
+
+
 def exponent_of(scale: NDArray[np.uint8]) -> NDArray[np.float32]:
     """The FP32 exponent addend of E8M0 bytes, ``byte - 127``, of any shape; NaN for byte 255."""
     return np.where(scale == 255, np.float32(np.nan), scale.astype(np.float32) - np.float32(127))
@@ -131,7 +142,7 @@ def block_amax(x: NDArray[Any], cu_seqlens: Any, block: int) -> NDArray[np.float
     return out
 
 
-def quantize_tokens(x: NDArray[Any], cu_seqlens: Any, block: int) -> Quantized:
+def quantize_tokens(x: NDArray[Any], cu_seqlens: Any, block: int, rule: Rule = "rceil") -> Quantized:
     """Quantize to E4M3 under token-block scales. See Note [Token blocks].
 
     Element: ``E4M3(x * 2^-e)``; the product is exact wherever the result is not zero.
@@ -139,9 +150,11 @@ def quantize_tokens(x: NDArray[Any], cu_seqlens: Any, block: int) -> Quantized:
     :param x: float32, bfloat16 or float16 ``(T, H, D)``.
     :param cu_seqlens: integers ``(documents + 1,)``.
     :param block: tokens per block, 1 or 32.
+    :param rule: the contract's ``"rceil"``, or ``"floor"`` for study.
     :raises TypeError: for other dtypes (float64 would be rounded twice).
-    :raises ValueError: for other shapes and blocks.
+    :raises ValueError: for other shapes, blocks and rules.
     """
+    scale_of = scale_rule(rule)
     cu = _check(x, cu_seqlens, block)
     tokens = int(cu[-1])
     payload, scale = np.zeros(x.shape, np.uint8), np.zeros(x.shape[:2], np.uint8)
@@ -149,7 +162,7 @@ def quantize_tokens(x: NDArray[Any], cu_seqlens: Any, block: int) -> Quantized:
     lost = ~np.isfinite(amax)
     any_lost = bool(lost.any())
     amax[lost] = 0
-    byte = rceil(_over_blocks(np.maximum, amax, cu, block))
+    byte = scale_of(_over_blocks(np.maximum, amax, cu, block))
     factor = decode_e8m0(np.uint8(254) - byte)[..., None]
     with np.errstate(invalid="ignore", over="ignore"):  # in tokens that are not finite, which are zeroed below
         for part in _token_chunks(x[:tokens]):
@@ -254,9 +267,7 @@ def _fake_quantize(
     x: NDArray[Any], cu_seqlens: Any, tokens: int, channels: int, fmt: ElementFormat, rule: Rule
 ) -> NDArray[np.float32]:
     """Blocks of ``tokens`` x ``channels`` elements of a head, document-local along tokens."""
-    rules: dict[str, Callable[..., NDArray[np.uint8]]] = {"rceil": rceil, "floor": floor_scale}
-    if rule not in rules:
-        raise ValueError(f"rule must be 'rceil' or 'floor', got {rule!r}")
+    scale_of = scale_rule(rule)
     cu = _check(x, cu_seqlens, tokens)
     heads, dim = x.shape[1:]
     if dim % channels:
@@ -265,7 +276,7 @@ def _fake_quantize(
     values = as_float32(x[: cu[-1]], "x")
     blocks = values.reshape(len(values), heads, dim // channels, channels)
     amax = _over_blocks(np.maximum, np.abs(blocks).max(axis=-1), cu, tokens)
-    byte = rules[rule](np.where(np.isfinite(amax), amax, np.float32(np.nan)), fmt)
+    byte = scale_of(np.where(np.isfinite(amax), amax, np.float32(np.nan)), fmt)
     factor = decode_e8m0(np.where(byte == 255, byte, np.uint8(254) - byte))
     with np.errstate(over="ignore", invalid="ignore"):
         rounded = round_to(blocks * factor[..., None], fmt) * decode_e8m0(byte)[..., None]

@@ -57,8 +57,8 @@ def test_lse_is_the_natural_logarithm_of_the_row_sum() -> None:
     exact = attention_oracle(*inputs[:3], [0, 290])
     assert np.isneginf(forward.lse[:, 290:]).all() and np.isneginf(exact.lse[:, 290:]).all()
     assert np.abs(forward.lse - exact.lse)[:, :290].max() < 0.25  # four scores in E4M3, one rounding of P
-    natural = np.log(2) * (forward.m.astype(np.float64) + np.log2(forward.l.astype(np.float64)))
-    np.testing.assert_array_equal(forward.lse, natural.astype(np.float32))
+    m, l = forward.m[:, :290].astype(np.float64), forward.l[:, :290].astype(np.float64)  # noqa: E741
+    np.testing.assert_array_equal(forward.lse[:, :290], (np.log(2) * (m + np.log2(l))).astype(np.float32))
     assert (forward.m[:, :290] == np.rint(forward.m[:, :290])).all()
 
 
@@ -140,9 +140,12 @@ def test_equal_roles_share_one_copy() -> None:
 
 
 def test_a_recipe_is_derived_with_replace() -> None:
-    floor = dataclasses.replace(RECIPES["cudnn_mxfp8"], name="floor", scale_rule="floor")
     inputs = random_inputs(10, 100, 1, 1)
-    assert max(errors(inputs, [0, 100], recipe=floor)) < 0.15
+    for name in ("mxfp8", "cudnn_mxfp8"):
+        floor = dataclasses.replace(RECIPES[name], name="floor", scale_rule="floor")
+        found, rceil = errors(inputs, [0, 100], recipe=floor), errors(inputs, [0, 100], recipe=name)
+        assert max(found) < 0.15
+        assert all(a != b for a, b in zip(found, rceil, strict=True)), "FLOOR clips what RCEIL does not"
     with pytest.raises(ValueError, match="p_scale"):
         dataclasses.replace(RECIPES["mxfp8"], p_scale="tiles")
 
