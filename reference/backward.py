@@ -44,7 +44,7 @@ from flamia.reference.operands import F32, DocumentOperand, Operand, exp2_of, pr
 from flamia.reference.parallel import quiet, run_all
 from flamia.reference.profiles import Computed, contract_channels, contract_tokens, stored_tile
 from flamia.reference.recipes import Scaling
-from flamia.reference.scaling import Quantized, Rule, dequantize_tokens, exponent_of, scale_rule
+from flamia.reference.scaling import Quantized, Rule, dequantize_tokens, exponent_of, scale_rule, tile_amax
 
 Array = NDArray[np.float32]
 PER_TILE = TILE // BLOCK
@@ -332,12 +332,9 @@ def quantize_square_tiles(x: Array, rule: Rule = "rceil") -> tuple[Array, NDArra
 
     The maximum is taken over finite entries; an entry that is not finite becomes a NaN element.
     """
-    size = np.abs(x)
-    if not np.isfinite(size.max()):
+    scale = scale_rule(rule)(tile_amax(x))
+    if not np.isfinite(x).all():
         x = np.where(np.isfinite(x), x, F32(np.nan))
-        size = np.where(np.isfinite(size), size, F32(0))
-    columns = np.maximum.reduce(size.reshape(*x.shape[:-2], PER_TILE, BLOCK, TILE), axis=-2)
-    scale = scale_rule(rule)(columns.reshape(*columns.shape[:-1], PER_TILE, BLOCK).max(axis=-1))
     x = _by_square(x, exp2_of(-exponent_of(scale)))
     return round_to(x, E4M3, out=x), scale
 
