@@ -1,0 +1,86 @@
+"""From what a user names to a `Target`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flamia.conformance.targets.base import Target, TargetUnavailableError, require_promises
+from flamia.conformance.targets.callables import CallableTarget
+from flamia.conformance.targets.reference import ReferenceTarget
+from flamia.reference.recipes import Recipe, get_recipe
+
+__all__ = ["BUILT_IN", "TargetUnavailableError", "resolve_target"]
+
+
+def _module_target(module: str, option: str = "") -> Callable[[str], Target]:
+    def make(device: str) -> Target:
+        found: Target = import_module(f"flamia.conformance.targets.{module}").make_target(option, device)
+        return found
+
+    return make
+
+
+BUILT_IN: dict[str, tuple[str, Callable[[str], Target] | None]] = {
+    "reference": ("flamia.reference under --recipe and --profile", None),
+}
+"""Name -> what it is, and how to make it for a device."""
+
+
+def resolve_target(
+    target: Any,
+    *,
+    recipe: Recipe | str | None = None,
+    profile: str | None = None,
+    device: str | None = None,
+    promises: Iterable[str] | None = None,
+) -> Target:
+    """The target of `runner.run`.
+
+    :raises ValueError: for a name that is neither built in nor importable.
+    :raises TargetUnavailableError: for a built-in one that is not installed.
+    """
+    place = device or "cpu"
+    if target == "reference":
+        found: Target = ReferenceTarget(recipe or "mxfp8", profile or "ideal")
+    elif isinstance(target, Target):
+        found = target
+    elif isinstance(target, str):
+        make = BUILT_IN[target][1] if target in BUILT_IN else None
+        found = make(place) if make is not None else CallableTarget(import_object(target), target, place)
+    else:
+        found = CallableTarget(target, device=place)
+    if recipe is not None and target != "reference":
+        found.recipe = get_recipe(recipe)
+    if profile is not None:
+        found.profile = profile
+    if promises is not None:
+        found.promises = require_promises(promises)
+    return found
+
+
+def import_object(path: str) -> Any:
+    """The attribute of ``package.module:attribute``; the current folder is searched too.
+
+    :raises ValueError: naming what is missing.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not attribute:
+        raise ValueError(f"target must be one of {sorted(BUILT_IN)} or package.module:attribute, got {path!r}")
+    here = str(Path.cwd())
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"target must be importable, got {path!r}: {error}") from error
+    finally:
+        if added:
+            sys.path.remove(here)
+    return found
