@@ -86,8 +86,13 @@ def test_fma_is_correctly_rounded(kind):
         a = (2 * rng.integers(0, 1 << 13, n) + 1).astype(F32) / F32(2)
         b = F32(1) + rng.integers(-4, 5, n).astype(F32) * F32(2.0**-23)
         b[::7] = 1
-    want = np.array([round_to_float32(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)))
-                     for x, y, z in zip(a, b, c, strict=True)], F32)
+    want = np.array(
+        [
+            round_to_float32(Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z)))
+            for x, y, z in zip(a, b, c, strict=True)
+        ],
+        F32,
+    )
     got = exp2.fma(a, b, c)
     zero = want == 0
     np.testing.assert_array_equal(bits(got[~zero]), bits(want[~zero]))
@@ -109,9 +114,16 @@ def test_fma_where_float64_lands_on_a_tie():
 def test_fma_special_values():
     inf, nan = np.inf, np.nan
     cases = [
-        (1, 1, nan, nan), (nan, 0, 1, nan), (inf, 0, 1, nan), (inf, 1, -inf, nan),
-        (inf, 1, 1, inf), (inf, -2, inf, nan), (1, 1, -inf, -inf),
-        (3e38, 2, 0, inf), (3e38, -2, 0, -inf), (3e38, 2, -3e38, 3e38),
+        (1, 1, nan, nan),
+        (nan, 0, 1, nan),
+        (inf, 0, 1, nan),
+        (inf, 1, -inf, nan),
+        (inf, 1, 1, inf),
+        (inf, -2, inf, nan),
+        (1, 1, -inf, -inf),
+        (3e38, 2, 0, inf),
+        (3e38, -2, 0, -inf),
+        (3e38, 2, -3e38, 3e38),
     ]
     for a, b, c, want in cases:
         np.testing.assert_array_equal(exp2.fma(F32(a), F32(b), F32(c)), F32(want))
@@ -146,8 +158,10 @@ def test_ends_are_exact():
 
 def test_monotone():
     f = np.unique(unit_interval_samples(np.random.default_rng(4), 1_000_000))
-    runs = [np.arange(start, start + 200_000, dtype=np.uint32) for start in
-            (0x3F800001 - 200_000, int(bits(F32(0.3))) - 100_000, int(bits(F32(0.0625))) - 100_000)]
+    runs = [
+        np.arange(start, start + 200_000, dtype=np.uint32)
+        for start in (0x3F800001 - 200_000, int(bits(F32(0.3))) - 100_000, int(bits(F32(0.0625))) - 100_000)
+    ]
     for x in (f, *map(from_bits, runs)):
         p = exp2.exp2_mantissa(x)
         assert (np.diff(x) > 0).all() and (np.diff(p) >= 0).all()
