@@ -295,15 +295,15 @@ class _DocumentBackward:
         offset = np.repeat(largest, BLOCK, axis=-1) + (top[..., None, :] - F32(8))
         r, p = pr.exponential(x)
         blocks = r.reshape(*r.shape[:-2], PER_TILE, BLOCK, TILE)
-        fmt = "bf16" if self.f.recipe.values is Scaling.NONE else "e4m3"
-        codes = pr.quantize(p.reshape(blocks.shape), blocks, offset[..., None, :], fmt).reshape(p.shape)
+        e4m3 = self.f.recipe.values is not Scaling.NONE
+        codes = pr.quantize(p.reshape(blocks.shape), blocks, offset[..., None, :], e4m3).reshape(p.shape)
         scale, dead = pr.scale_bytes(largest - F32(8))
         if dead.any():
             codes = np.where(np.repeat(np.repeat(dead, BLOCK, -1), BLOCK, -2), F32(0), codes)
         _select(codes, hidden)
         value = _by_square(codes, decode_e8m0(scale))
         wide = value.astype(np.float64) if self.f.profile.exact else None
-        return Computed(codes, _per_row(scale), wide), value
+        return Computed(codes, _per_row(scale), wide, e4m3), value
 
     def _constant_probabilities(
         self, x: Array, hidden: NDArray[np.bool_] | None, top: Array, queries: slice

@@ -67,30 +67,35 @@ class Forward:
     head_counts: tuple[int, int] = field(default=(0, 0))
 
 
-def quantize_inputs(a: Arguments) -> dict[str, Operand]:
-    """The operands of both passes by role; equal roles share one copy.
+def operand_roles(recipe: Recipe, causal: bool) -> dict[str, tuple[str, Scaling]]:
+    """Which copy of which tensor each product reads: role -> (``"q"``, ``"k"`` or ``"v"``, scaling).
 
     ``q``, ``k``: scores; ``q_tokens``, ``k_tokens``: dK and dQ; ``v``: O; ``v1``: the diagonal tile; ``v_gradient``:
     dP.
     """
-    r = a.recipe
     roles = {
-        "q": (a.q, r.scores),
-        "k": (a.k, r.scores),
-        "q_tokens": (a.q, r.gradient_qk),
-        "k_tokens": (a.k, r.gradient_qk),
-        "v": (a.v, r.values),
+        "q": ("q", recipe.scores),
+        "k": ("k", recipe.scores),
+        "q_tokens": ("q", recipe.gradient_qk),
+        "k_tokens": ("k", recipe.gradient_qk),
+        "v": ("v", recipe.values),
     }
-    if r.diagonal_values is not None and a.causal:
-        roles["v1"] = (a.v, r.diagonal_values)
-    if r.gradient_values is not None:
-        roles["v_gradient"] = (a.v, r.gradient_values)
-    done: dict[tuple[int, Scaling], Operand] = {}
+    if recipe.diagonal_values is not None and causal:
+        roles["v1"] = ("v", recipe.diagonal_values)
+    if recipe.gradient_values is not None:
+        roles["v_gradient"] = ("v", recipe.gradient_values)
+    return roles
+
+
+def quantize_inputs(a: Arguments) -> dict[str, Operand]:
+    """The operands of both passes by role (see `operand_roles`); equal roles share one copy."""
+    tensors = {"q": a.q, "k": a.k, "v": a.v}
+    done: dict[tuple[str, Scaling], Operand] = {}
     out = {}
-    for role, (tensor, scaling) in roles.items():
-        key = (id(tensor), scaling)
+    for role, key in operand_roles(a.recipe, a.causal).items():
         if key not in done:
-            done[key] = prepare(tensor, a.cu_seqlens, scaling, r)
+            name, scaling = key
+            done[key] = prepare(tensors[name], a.cu_seqlens, scaling, a.recipe)
         out[role] = done[key]
     return out
 
@@ -231,7 +236,8 @@ class _Rows:
                 np.copyto(unrounded, F32(0), where=hidden)
             factor = exp2_of(above - new_top, np.float64) if recipe.p_scale == "tile" else 1.0
             self.l += (unrounded.sum(axis=-2, dtype=np.float64) * factor)[..., None].astype(self.l.dtype)
-        codes = pr.quantize(p, r, above[..., None, :] - bits, "bf16" if recipe.values is Scaling.NONE else "e4m3")
+        e4m3 = recipe.values is not Scaling.NONE
+        codes = pr.quantize(p, r, above[..., None, :] - bits, e4m3)
         if hidden is not None:
             np.copyto(codes, F32(0), where=hidden)
 
@@ -241,7 +247,7 @@ class _Rows:
             codes = np.where(dead[..., None, :], F32(0), codes)
         per_block = np.broadcast_to(scale[..., None], (*scale.shape, TILE // BLOCK))
         wide = np.multiply(codes, decode_e8m0(scale).astype(np.float64)[..., None, :]) if self.profile.exact else None
-        a = Computed(codes.swapaxes(-1, -2), per_block, None if wide is None else wide.swapaxes(-1, -2))
+        a = Computed(codes.swapaxes(-1, -2), per_block, None if wide is None else wide.swapaxes(-1, -2), e4m3)
         rows = slice(key_tile * TILE, (key_tile + 1) * TILE)
         if not exact:
             sum_tokens(self.profile, self.l, a)

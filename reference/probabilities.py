@@ -59,11 +59,11 @@ def shift(p: Array, exponent: Array) -> Array:
     return p
 
 
-def quantize(p: Array, r: Array, offset: Array, fmt: str) -> Array:
-    """``fmt(p * 2^(r - offset))`` as float32 element values; overwrites ``p`` and ``r``."""
+def quantize(p: Array, r: Array, offset: Array, e4m3: bool) -> Array:
+    """``p * 2^(r - offset)`` in E4M3 or bfloat16, as float32 element values; overwrites ``p`` and ``r``."""
     r -= offset
     y = shift(p, r)
-    if fmt == "bf16":
+    if not e4m3:
         return y.astype(bfloat16).astype(F32)
     return round_to(y, E4M3, out=y)
 

@@ -169,11 +169,13 @@ class Computed:
     :param codes: float32 element values ``(..., M, 128)``.
     :param scale: E8M0 bytes ``(..., M, 4)``, one per row and 32 tokens; None without scales.
     :param wide: float64 of the codes times their scales, for the ideal profile; computed if None.
+    :param e4m3: the elements are E4M3, else bfloat16.
     """
 
     codes: NDArray[np.float32]
     scale: NDArray[np.uint8] | None
     wide: NDArray[np.float64] | None = None
+    e4m3: bool = True
 
     def decoded(self) -> NDArray[np.float64]:
         """``wide``, from codes and scale if it was not given."""
@@ -223,7 +225,7 @@ def contract_tokens(profile: Profile, accumulator: NDArray[Any], a: Computed, b:
         accumulator += np.matmul(a.decoded(), b.wide)
         return
     columns = b.codes.swapaxes(-1, -2)
-    if a.scale is not None and profile.token_step is not None:
+    if a.e4m3 and a.scale is not None and profile.token_step is not None:
         b_scale = b.scale
         if b_scale is None:
             b_scale = np.full((1,) * (columns.ndim - 2) + a.scale.shape[-1:], ONE_BYTE)
