@@ -1,0 +1,162 @@
+"""Parameter structs of the kernels, as NumPy dtypes of the same layout as the structs in the sources.
+
+A kernel takes one struct by value. Its size is given to the source as ``PARAMS_BYTES`` and checked there by a
+static assert; fields run from wide to narrow, so that neither side pads between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+POINTER, STRIDE, COUNT, REAL = np.uint64, np.int64, np.int32, np.float32
+
+JOBS = 3
+"""Tensors that one launch of the quantizer takes: q, k and v."""
+
+TOKENS = np.dtype([("data", POINTER), ("token_stride", STRIDE), ("head_stride", STRIDE)], align=True)
+"""A strided tensor ``(T, H, D)``; strides in elements, channels adjacent. ``Tokens`` in ``common/tokens.cuh``."""
+
+CLEAR_ROWS = np.dtype(
+    [("rows", TOKENS), ("heads", COUNT), ("row_bytes", COUNT)],
+    align=True,
+)
+"""A ``(T, H, D)`` output whose padding rows become 0; strides in bytes. ``ClearRows`` in ``common/padding.cuh``."""
+
+CLEAR_VALUES = np.dtype([("data", POINTER), ("head_stride", STRIDE), ("heads", COUNT), ("value", REAL)], align=True)
+"""A float32 ``(H, T)`` output whose padding entries become ``value``. ``ClearValues`` in ``common/padding.cuh``."""
+
+PADDING = np.dtype([("rows", CLEAR_ROWS, 3), ("values", CLEAR_VALUES, 3), ("num_tokens", STRIDE)], align=True)
+"""What a launch clears on the way; null pointers are skipped. ``Padding`` in ``common/padding.cuh``."""
+
+SCHEDULE = np.dtype(
+    [
+        ("cu_seqlens", POINTER),
+        ("tiles", POINTER),
+        ("tile_offsets", POINTER),
+        ("forward_items", POINTER),
+        ("backward_items", POINTER),
+        ("status", POINTER),
+        ("workspace", POINTER),
+        ("num_tokens", STRIDE),
+        ("workspace_stride", STRIDE),
+        ("num_documents", COUNT),
+        ("wide", COUNT),
+        ("num_q_heads", COUNT),
+        ("num_kv_heads", COUNT),
+        ("causal", COUNT),
+        ("key_bits", COUNT),
+    ],
+    align=True,
+)
+
+JOB = np.dtype(
+    [
+        ("source", TOKENS),
+        ("payload", POINTER),
+        ("scales", POINTER),
+        ("exponents", POINTER),
+        ("block_payload", POINTER),
+        ("block_scales", POINTER),
+        ("block_token_scales", POINTER),
+        ("nvfp4_payload", POINTER),
+        ("nvfp4_scales", POINTER),
+        ("nvfp4_head_scales", POINTER),
+        ("heads", COUNT),
+        ("hadamard", COUNT),
+    ],
+    align=True,
+)
+"""One tensor to quantize and where to; null pointers are skipped."""
+
+QUANTIZE = np.dtype(
+    [
+        ("jobs", JOB, JOBS),
+        ("padding", PADDING),
+        ("tiles", POINTER),
+        ("status", POINTER),
+        ("max_tiles", STRIDE),
+        ("total_heads", COUNT),
+        ("unused", COUNT),
+    ],
+    align=True,
+)
+
+ROW_PASS = np.dtype(
+    [
+        ("dout", TOKENS),
+        ("out", TOKENS),
+        ("row_sum", POINTER),
+        ("row_sum_stride", STRIDE),
+        ("row_max", POINTER),
+        ("row_max_stride", STRIDE),
+        ("payload", POINTER),
+        ("scales", POINTER),
+        ("token_scales", POINTER),
+        ("delta", POINTER),
+        ("top", POINTER),
+        ("padding", PADDING),
+        ("tiles", POINTER),
+        ("status", POINTER),
+        ("max_tiles", STRIDE),
+        ("heads", COUNT),
+        ("unused", COUNT),
+    ],
+    align=True,
+)
+
+EPILOGUE = np.dtype(
+    [
+        ("partial", POINTER),
+        ("exponents", POINTER),
+        ("out", TOKENS),
+        ("padding", PADDING),
+        ("tiles", POINTER),
+        ("status", POINTER),
+        ("max_tiles", STRIDE),
+        ("heads", COUNT),
+        ("group", COUNT),
+        ("head_dim", COUNT),
+        ("unused", COUNT),
+    ],
+    align=True,
+)
+
+DECODE = np.dtype(
+    [
+        ("payload", POINTER),
+        ("scales", POINTER),
+        ("head_scales", POINTER),
+        ("out", TOKENS),
+        ("tiles", POINTER),
+        ("status", POINTER),
+        ("max_tiles", STRIDE),
+        ("heads", COUNT),
+        ("head_dim", COUNT),
+    ],
+    align=True,
+)
+
+FORMATS = np.dtype(
+    [("x", POINTER), ("out", POINTER), ("count", STRIDE), ("conversion", COUNT), ("unused", COUNT)], align=True
+)
+
+
+def fill(dtype: np.dtype[Any], values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+    """One struct, shape ``(1,)``: nested mappings and sequences fill nested structs and arrays; the rest is 0."""
+    out = np.zeros(1, dtype)
+    _fill(out[0], values)
+    return out
+
+
+def _fill(record: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            _fill(record[name], value)
+        elif isinstance(value, (list, tuple)):
+            for i, part in enumerate(value):
+                _fill(record[name][i], part)
+        else:
+            record[name] = value
