@@ -1,0 +1,94 @@
+"""Launches: built machine code loaded by CuPy and run on PyTorch's current stream.
+
+The stream is looked up at each call, so ``torch.cuda.stream(...)`` and CUDA-graph capture see every launch. A
+kernel gets raw pointers; the tensors behind them belong to the caller, and PyTorch's allocator, which frees in
+stream order, keeps memory that is freed after the launch from being reused before the kernel has run. A tensor
+that was made on another stream needs `torch.Tensor.record_stream`, as with any PyTorch operation.
+
+A kernel must be loaded before a graph is captured, because loading synchronises: run the call once before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from flamia.kernels.build import Artifact, build
+from flamia.kernels.registry import Unit
+from flamia.kernels.targets import Target, target_for
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """What CuPy wants of a stream."""
+
+    ptr: int
+
+
+def device_target(device: Any = None) -> Target:
+    """The target of a CUDA device, by default PyTorch's current one.
+
+    :raises ValueError: for a compute capability without kernels, in one sentence that names what is supported.
+    """
+    import torch
+
+    return target_for(torch.cuda.get_device_capability(device))
+
+
+def launch(unit: Unit, entry: str, grid: int, params: np.ndarray[Any, Any], device: Any) -> None:
+    """Launch ``entry`` of ``unit`` with ``grid`` CTAs on PyTorch's current stream of ``device``.
+
+    :param params: one struct of `structs`, passed by value.
+    :param device: a `torch.device` with an index.
+    """
+    import torch
+
+    if params.nbytes != unit.kernel.params:
+        raise ValueError(f"params must have the {unit.kernel.params} bytes of {unit.kernel.name}, got {params.nbytes}")
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream(device).cuda_stream
+        function, threads = _load(unit, entry, device.index, torch.cuda.is_current_stream_capturing)
+        function((grid,), (threads,), (params,), stream=_Stream(stream))
+
+
+def resident_ctas(device: Any, per_sm: int) -> int:
+    """CTAs that fill a device with ``per_sm`` on each multiprocessor."""
+    return _num_sms(device.index) * per_sm
+
+
+@cache
+def _num_sms(device_index: int) -> int:
+    import torch
+
+    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
+
+
+_FUNCTIONS: dict[tuple[Unit, str, int], tuple[Any, int]] = {}
+
+
+def _load(unit: Unit, entry: str, device_index: int, is_capturing: Any) -> tuple[Any, int]:
+    """The loaded function and its threads; the current device is ``device_index``."""
+    key = (unit, entry, device_index)
+    found = _FUNCTIONS.get(key)
+    if found is None:
+        if is_capturing():
+            raise RuntimeError(
+                f"kernel {unit.name} must be loaded before a CUDA graph is captured: "
+                "run the call once outside the capture"
+            )
+        artifact = build(unit, device_target(device_index))
+        module = load_module(artifact)
+        for report in artifact.entries:
+            _FUNCTIONS[unit, report.name, device_index] = (module.get_function(report.name), report.threads)
+        found = _FUNCTIONS[key]
+    return found
+
+
+def load_module(artifact: Artifact) -> Any:
+    """The artifact's machine code as a `cupy.RawModule`."""
+    import cupy
+
+    return cupy.RawModule(path=str(artifact.cubin))

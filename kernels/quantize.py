@@ -1,0 +1,309 @@
+"""Quantized operands on the device: q, k, v and dout / l as payload and scale tiles.
+
+What the kernels write is what `flamia.reference.scaling`, `.nvfp4` and `.backward.row_pass` compute, laid out by
+`flamia.reference.layout`, byte for byte; only the first ``status[NUM_TILES]`` of the ``max_tiles`` tiles are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flamia.kernels import structs
+from flamia.kernels.launch import launch, resident_ctas
+from flamia.kernels.registry import QUANTIZE, ROW_PASS
+from flamia.kernels.schedule import DeviceSchedule
+from flamia.kernels.tensors import TILE, check_rows, check_tokens, padding_struct, pointer, tokens_struct
+
+SCALE_TILE_BYTES = 512
+
+CTAS_PER_SM = 3
+"""Of the persistent quantization kernels: what their registers allow for two-byte elements and D = 128."""
+
+
+@dataclass(frozen=True)
+class TokenTiles:
+    """A tensor in token-block scaling: ``payload * 2^(scale - 127)``. uint8 tensors on the device.
+
+    :param payload: ``(H, max_tiles, 128 D)``, E4M3.
+    :param scales: ``(H, max_tiles, 512 ceil(D / 128))``, E8M0, for contractions over channels.
+    :param token_scales: as ``scales``, for contractions over tokens; None for token blocks of 1.
+    :param exponents: float32 ``(H, max_tiles, 128)``, what is folded into dS
+        (``DocumentOperand.exponents`` of the reference); None where nothing folds it.
+    """
+
+    payload: Any
+    scales: Any
+    token_scales: Any = None
+    exponents: Any = None
+
+
+@dataclass(frozen=True)
+class Nvfp4Tiles:
+    """A tensor in NVFP4. uint8 tensors on the device.
+
+    :param payload: ``(H, max_tiles, 64 D)``, two E2M1 codes per byte.
+    :param scales: ``(H, max_tiles, 8 D)``, UE4M3.
+    :param head_scales: float32 ``(H, 2)``: S_enc and S_dec of the reference.
+    """
+
+    payload: Any
+    scales: Any
+    head_scales: Any
+
+
+@dataclass(frozen=True)
+class Nvfp4:
+    """How q and k are quantized to NVFP4.
+
+    :param q_scales: float32 CUDA tensor ``(Hq, 2)``: S_enc and S_dec, see `flamia.reference.nvfp4.head_scales`.
+    :param k_scales: ``(Hkv, 2)``.
+    :param hadamard: rotate the channels first.
+    """
+
+    q_scales: Any
+    k_scales: Any
+    hadamard: bool = False
+
+
+@dataclass(frozen=True)
+class QuantizedInputs:
+    """The operands of an attention call.
+
+    :param v: token blocks of 32.
+    :param v1: the same values in token blocks of 1, for diagonal tiles; None if not causal.
+    :param q4: q in NVFP4, None without it; ``k4`` likewise.
+    """
+
+    q: TokenTiles
+    k: TokenTiles
+    v: TokenTiles
+    v1: TokenTiles | None = None
+    q4: Nvfp4Tiles | None = None
+    k4: Nvfp4Tiles | None = None
+
+
+@dataclass(frozen=True)
+class RowPass:
+    """Result of the backward's row pre-pass.
+
+    :param dout: dO' in token blocks of 32.
+    :param delta: float32 ``(H, max_tiles, 128)``; 0 in inactive rows and past the document.
+    :param top: as ``delta``: m; +inf in inactive rows and past the document, NaN in lost rows.
+    """
+
+    dout: TokenTiles
+    delta: Any
+    top: Any
+
+
+def quantize_qkv(
+    q: Any,
+    k: Any,
+    v: Any,
+    schedule: DeviceSchedule,
+    *,
+    nvfp4: Nvfp4 | None = None,
+    out: Any = None,
+    rows: Sequence[tuple[Any, float]] = (),
+) -> QuantizedInputs:
+    """Quantize q, k and v in one launch; v in token blocks of 32, and of 1 too if the schedule is causal.
+
+    :param q: ``(T, Hq, D)`` bfloat16, float16 or float32 CUDA tensor, any token and head stride.
+    :param k: ``(T, Hkv, D)``, dtype and device of q; ``v`` likewise.
+    :param nvfp4: also quantize q and k to NVFP4; D must be a multiple of 64.
+    :param out: the attention's output ``(T, Hq, D)``, whose padding rows this launch clears; may be None.
+    :param rows: pairs of a float32 ``(Hq, T)`` output and the value that its padding entries get.
+    :raises TypeError, ValueError: naming the argument.
+    """
+    element = check_tokens("q", q, schedule.num_q_heads)
+    check_tokens("k", k, schedule.num_kv_heads, like=q)
+    check_tokens("v", v, schedule.num_kv_heads, like=q)
+    _check_schedule("q", q, schedule)
+    if nvfp4 is not None and q.shape[2] % 64:
+        raise ValueError(f"q must have a head_dim that is a multiple of 64 for NVFP4, got {q.shape[2]}")
+    tiles = schedule.max_tiles
+    tokens = [_token_tiles(x, tiles, folded=True) for x in (q, k)]
+    q4 = None if nvfp4 is None else _nvfp4_tiles(q, tiles, nvfp4.q_scales)
+    k4 = None if nvfp4 is None else _nvfp4_tiles(k, tiles, nvfp4.k_scales)
+    hadamard = nvfp4 is not None and nvfp4.hadamard
+    v32 = _token_tiles(v, tiles, blocks=True)
+    v1 = _token_tiles(v, tiles) if schedule.causal else None
+    jobs = [
+        _job(q, one=tokens[0], four=q4, hadamard=hadamard),
+        _job(k, one=tokens[1], four=k4, hadamard=hadamard),
+        _job(v, one=v1, block=v32),
+    ]
+    _launch_quantize(element, q, jobs, schedule, padding_struct(schedule.num_tokens, (out,), tuple(rows)))
+    return QuantizedInputs(tokens[0], tokens[1], v32, v1, q4, k4)
+
+
+def quantize_tokens(x: Any, schedule: DeviceSchedule, block: int) -> TokenTiles:
+    """Quantize one tensor in token blocks of 1 or 32.
+
+    :param x: ``(T, H, D)`` CUDA tensor.
+    :raises TypeError, ValueError: naming the argument.
+    """
+    element = check_tokens("x", x)
+    _check_schedule("x", x, schedule)
+    if block not in (1, 32):
+        raise ValueError(f"block must be 1 or 32 tokens, got {block!r}")
+    out = _token_tiles(x, schedule.max_tiles, folded=block == 1, blocks=block == 32)
+    job = _job(x, one=out) if block == 1 else _job(x, block=out)
+    _launch_quantize(element, x, [job], schedule, padding_struct(schedule.num_tokens, ()))
+    return out
+
+
+def quantize_nvfp4(x: Any, schedule: DeviceSchedule, head_scales: Any, hadamard: bool = False) -> Nvfp4Tiles:
+    """Quantize one tensor to NVFP4.
+
+    :param x: ``(T, H, D)`` CUDA tensor, D a multiple of 64.
+    :param head_scales: float32 CUDA tensor ``(H, 2)``, S_enc and S_dec.
+    :raises TypeError, ValueError: naming the argument.
+    """
+    element = check_tokens("x", x)
+    _check_schedule("x", x, schedule)
+    if x.shape[2] % 64:
+        raise ValueError(f"x must have a head_dim that is a multiple of 64 for NVFP4, got {x.shape[2]}")
+    out = _nvfp4_tiles(x, schedule.max_tiles, head_scales)
+    job = _job(x, four=out, hadamard=hadamard)
+    _launch_quantize(element, x, [job], schedule, padding_struct(schedule.num_tokens, ()))
+    return out
+
+
+def row_pass(
+    dout: Any, out: Any, row_sum: Any, row_max: Any, schedule: DeviceSchedule, *, gradients: Sequence[Any] = ()
+) -> RowPass:
+    """The backward's row pre-pass in one launch.
+
+    :param dout: ``(T, Hq, D)``, dtype of out.
+    :param out: the forward's output.
+    :param row_sum: l, float32 ``(Hq, T)``; ``row_max``: m, likewise.
+    :param gradients: up to three outputs ``(T, H, D)`` whose padding rows this launch clears.
+    :raises TypeError, ValueError: naming the argument.
+    """
+    import torch
+
+    heads = schedule.num_q_heads
+    element = check_tokens("out", out, heads)
+    check_tokens("dout", dout, heads, like=out)
+    _check_schedule("out", out, schedule)
+    for name, x in (("row_sum", row_sum), ("row_max", row_max)):
+        check_rows(name, x, heads, schedule.num_tokens, out.device)
+    tiles = _token_tiles(dout, schedule.max_tiles, blocks=True)
+    delta = torch.empty((heads, schedule.max_tiles, TILE), dtype=torch.float32, device=out.device)
+    top = torch.empty_like(delta)
+    params = structs.fill(
+        structs.ROW_PASS,
+        {
+            "dout": tokens_struct(dout),
+            "out": tokens_struct(out),
+            "row_sum": pointer(row_sum),
+            "row_sum_stride": row_sum.stride(0),
+            "row_max": pointer(row_max),
+            "row_max_stride": row_max.stride(0),
+            "payload": pointer(tiles.payload),
+            "scales": pointer(tiles.scales),
+            "token_scales": pointer(tiles.token_scales),
+            "delta": pointer(delta),
+            "top": pointer(top),
+            "padding": padding_struct(schedule.num_tokens, tuple(gradients)),
+            "tiles": pointer(schedule.tiles),
+            "status": pointer(schedule.status),
+            "max_tiles": schedule.max_tiles,
+            "heads": heads,
+        },
+    )
+    unit = ROW_PASS.unit(element=element, dim=out.shape[2])
+    launch(unit, "row_pass", _grid(out.device, schedule, heads), params, out.device)
+    return RowPass(tiles, delta, top)
+
+
+def _check_schedule(name: str, x: Any, schedule: DeviceSchedule) -> None:
+    if x.shape[0] != schedule.num_tokens:
+        raise ValueError(f"{name} must have the {schedule.num_tokens} tokens of the schedule, got {x.shape[0]}")
+    if x.device != schedule.status.device:
+        raise ValueError(f"{name} must be on {schedule.status.device} with the schedule, got {x.device}")
+
+
+def _bytes(x: Any, *shape: int) -> Any:
+    import torch
+
+    return torch.empty(shape, dtype=torch.uint8, device=x.device)
+
+
+def _token_tiles(x: Any, tiles: int, *, folded: bool = False, blocks: bool = False) -> TokenTiles:
+    import torch
+
+    heads, dim = x.shape[1], x.shape[2]
+    scale_bytes = SCALE_TILE_BYTES * -(-dim // 128)
+    return TokenTiles(
+        payload=_bytes(x, heads, tiles, TILE * dim),
+        scales=_bytes(x, heads, tiles, scale_bytes),
+        token_scales=_bytes(x, heads, tiles, scale_bytes) if blocks else None,
+        exponents=torch.empty((heads, tiles, TILE), dtype=torch.float32, device=x.device) if folded else None,
+    )
+
+
+def _nvfp4_tiles(x: Any, tiles: int, head_scales: Any) -> Nvfp4Tiles:
+    heads, dim = x.shape[1], x.shape[2]
+    if str(head_scales.dtype) != "torch.float32" or tuple(head_scales.shape) != (heads, 2):
+        raise ValueError(
+            f"head_scales must be float32 of shape {(heads, 2)}, got {head_scales.dtype} {tuple(head_scales.shape)}"
+        )
+    if head_scales.device != x.device:
+        raise ValueError(f"head_scales must be on {x.device}, got {head_scales.device}")
+    payload, scales = _bytes(x, heads, tiles, TILE * dim // 2), _bytes(x, heads, tiles, 8 * dim)
+    return Nvfp4Tiles(payload, scales, head_scales.contiguous())
+
+
+def _job(
+    x: Any,
+    *,
+    one: TokenTiles | None = None,
+    block: TokenTiles | None = None,
+    four: Nvfp4Tiles | None = None,
+    hadamard: bool = False,
+) -> dict[str, Any]:
+    job: dict[str, Any] = {"source": tokens_struct(x), "heads": x.shape[1], "hadamard": hadamard}
+    if one is not None:
+        job |= {"payload": pointer(one.payload), "scales": pointer(one.scales), "exponents": pointer(one.exponents)}
+    if block is not None:
+        job |= {
+            "block_payload": pointer(block.payload),
+            "block_scales": pointer(block.scales),
+            "block_token_scales": pointer(block.token_scales),
+        }
+    if four is not None:
+        job |= {
+            "nvfp4_payload": pointer(four.payload),
+            "nvfp4_scales": pointer(four.scales),
+            "nvfp4_head_scales": pointer(four.head_scales),
+        }
+    return job
+
+
+def _launch_quantize(element: str, x: Any, jobs: list[dict[str, Any]], schedule: DeviceSchedule, padding: Any) -> None:
+    heads = sum(job["heads"] for job in jobs)
+    params = structs.fill(
+        structs.QUANTIZE,
+        {
+            "jobs": jobs,
+            "padding": padding,
+            "tiles": pointer(schedule.tiles),
+            "status": pointer(schedule.status),
+            "max_tiles": schedule.max_tiles,
+            "total_heads": heads,
+        },
+    )
+    unit = QUANTIZE.unit(element=element, dim=x.shape[2])
+    launch(unit, "quantize", _grid(x.device, schedule, heads), params, x.device)
+
+
+def _grid(device: Any, schedule: DeviceSchedule, heads: int) -> int:
+    """CTAs of a persistent kernel: enough to fill the device, and no more than there can be tiles."""
+    units = schedule.max_tiles * heads
+    if units >= 2**31:
+        raise ValueError(f"{schedule.max_tiles} tiles of {heads} heads are more than 2**31 - 1: split the call")
+    return max(1, min(units, resident_ctas(device, CTAS_PER_SM)))

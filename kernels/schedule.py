@@ -1,0 +1,144 @@
+"""The schedule of a pack on the device: its tile table and its work items, from ``cu_seqlens`` without a host sync.
+
+The lists are those of `flamia.reference.layout.tile_offsets` and `flamia.reference.schedule`, in buffers of an
+upper bound that needs no ``cu_seqlens``; how much of each is in use, only the device knows (`DeviceSchedule.status`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flamia.kernels import structs
+from flamia.kernels.launch import launch
+from flamia.kernels.registry import SCHEDULE
+from flamia.kernels.tensors import MAX_TOKENS, TILE, pointer
+
+ERROR, NUM_TILES, NUM_FORWARD, NUM_BACKWARD, NUM_USED = range(5)
+"""Entries of `DeviceSchedule.status`: the fault of ``cu_seqlens``; tiles; items of the forward and of the backward;
+``cu_seqlens[-1]``."""
+
+FAULTS = {
+    1: "cu_seqlens[0] must be 0",
+    2: "cu_seqlens must not decrease",
+    4: "cu_seqlens[-1] must be at most the number of packed tokens",
+}
+"""What each bit of the fault says."""
+
+
+@dataclass(frozen=True)
+class DeviceSchedule:
+    """What every kernel of one attention call needs to know about its documents. All arrays are int32, on the device.
+
+    :param cu_seqlens: as given.
+    :param tiles: ``(max_tiles, 4)``: document, packed index of the first token, tokens, index within the document.
+    :param tile_offsets: ``(n + 1,)``.
+    :param forward: ``(max_items, 4)``: document, query head, first query tile, cost; longest first.
+    :param backward: ``(max_items, 4)``: document, KV head, key tile, cost; longest first; None if not asked for.
+    :param status: ``(8,)``, see `NUM_TILES` and the others. An illegal ``cu_seqlens`` makes every list empty.
+    :param num_tokens: T.
+    """
+
+    cu_seqlens: Any
+    tiles: Any
+    tile_offsets: Any
+    forward: Any
+    backward: Any
+    status: Any
+    num_tokens: int
+    num_q_heads: int
+    num_kv_heads: int
+    causal: bool
+
+    @property
+    def max_tiles(self) -> int:
+        """Tiles that the buffers have room for."""
+        return int(self.tiles.shape[0])
+
+    def check(self) -> None:
+        """Wait for the device and complain about an illegal ``cu_seqlens``.
+
+        :raises ValueError: with the rule that it breaks.
+        """
+        fault = int(self.status[ERROR])
+        if fault:
+            rules = "; ".join(rule for bit, rule in FAULTS.items() if fault & bit)
+            raise ValueError(f"{rules}: got cu_seqlens for {self.num_tokens} packed tokens that breaks this")
+
+
+def max_tiles(num_tokens: int, num_documents: int) -> int:
+    """Upper bound of the number of tiles, `flamia.reference.layout.max_tiles`."""
+    return num_tokens // TILE + num_documents
+
+
+def build_schedule(
+    cu_seqlens: Any, num_tokens: int, num_q_heads: int, num_kv_heads: int, causal: bool, backward: bool = True
+) -> DeviceSchedule:
+    """Build the schedule in one launch.
+
+    :param cu_seqlens: int32 or int64 CUDA tensor ``(n + 1,)``.
+    :param num_tokens: T, rows of the packed tensors.
+    :param backward: whether to make the backward's items too.
+    :raises TypeError, ValueError: naming the argument; the content of ``cu_seqlens`` is checked on the device, see
+        `DeviceSchedule.check`.
+    """
+    import torch
+
+    if cu_seqlens.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
+    if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
+        raise ValueError(f"cu_seqlens must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}")
+    if cu_seqlens.device.type != "cuda":
+        raise ValueError(f"cu_seqlens must be on a CUDA device, got {cu_seqlens.device}")
+    if not 0 <= num_tokens <= MAX_TOKENS:
+        raise ValueError(f"num_tokens must be 0..{MAX_TOKENS}, got {num_tokens}")
+    if num_kv_heads < 1 or num_q_heads % num_kv_heads or num_q_heads < 1:
+        raise ValueError(f"num_q_heads must be a multiple of num_kv_heads, got {num_q_heads} and {num_kv_heads}")
+    cu_seqlens = cu_seqlens.contiguous()
+    documents = cu_seqlens.shape[0] - 1
+    tiles = max_tiles(num_tokens, documents)
+    forward_items = num_q_heads * (num_tokens // (2 * TILE) + documents)
+    backward_items = num_kv_heads * tiles
+    if max(forward_items, backward_items) > MAX_TOKENS:
+        raise ValueError(f"num_tokens {num_tokens} and {num_q_heads} heads make more than {MAX_TOKENS} work items")
+
+    def empty(*shape: int) -> Any:
+        return torch.empty(shape, dtype=torch.int32, device=cu_seqlens.device)
+
+    offsets_bytes = -(-4 * (documents + 1) // 16) * 16
+    workspace_stride = offsets_bytes + 2 * 16 * tiles  # a forward unit takes at least one tile
+    workspace = torch.empty(2 * workspace_stride, dtype=torch.uint8, device=cu_seqlens.device)
+    schedule = DeviceSchedule(
+        cu_seqlens=cu_seqlens,
+        tiles=empty(tiles, 4),
+        tile_offsets=empty(documents + 1),
+        forward=empty(forward_items, 4),
+        backward=empty(backward_items, 4) if backward else None,
+        status=empty(8),
+        num_tokens=num_tokens,
+        num_q_heads=num_q_heads,
+        num_kv_heads=num_kv_heads,
+        causal=causal,
+    )
+    params = structs.fill(
+        structs.SCHEDULE,
+        {
+            "cu_seqlens": pointer(cu_seqlens),
+            "tiles": pointer(schedule.tiles),
+            "tile_offsets": pointer(schedule.tile_offsets),
+            "forward_items": pointer(schedule.forward),
+            "backward_items": pointer(schedule.backward),
+            "status": pointer(schedule.status),
+            "workspace": pointer(workspace),
+            "num_tokens": num_tokens,
+            "workspace_stride": workspace_stride,
+            "num_documents": documents,
+            "wide": cu_seqlens.dtype == torch.int64,
+            "num_q_heads": num_q_heads,
+            "num_kv_heads": num_kv_heads,
+            "causal": causal,
+            "key_bits": max(1, (2 * -(-num_tokens // TILE)).bit_length()),
+        },
+    )
+    launch(SCHEDULE.unit(), "build_schedule", 3 if backward else 2, params, cu_seqlens.device)
+    return schedule
