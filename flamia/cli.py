@@ -12,7 +12,9 @@ from typer.core import TyperGroup
 
 from flamia import __version__
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "kernels": "flamia.kernels.command:app",
+}
 """Name -> ``module:attribute``: a function with Typer's annotations, or a `typer.Typer` of its own."""
 
 
