@@ -204,7 +204,6 @@ class _Operand:
 
 
 def _prepare(name: str, x: F32, scale: Bytes | None, step: MmaStep) -> _Operand:
-    x = np.ascontiguousarray(x)
     values = x.astype(np.float64)
     exponent = np.ones(1)
     if scale is not None:
@@ -225,7 +224,7 @@ def _prepare(name: str, x: F32, scale: Bytes | None, step: MmaStep) -> _Operand:
         if large.max() > 2.0**15 or low.max() > 2.0**24:
             worst = np.argmax(large if large.max() > 2.0**15 else low)
             raise ValueError(f"{name} must hold values of the operand format of {step.name}, got {x.flat[worst]}")
-    else:
+    else:  # relative to the largest of each step, or to the smallest there is if all are 0
         large, low = large.reshape(*units, step.k), low.reshape(*units, step.k)
         np.maximum(large.max(axis=-1), unit * 2.0**-126, out=unit)
         np.maximum(low.max(axis=-1), fine * 2.0**-127, out=fine)
@@ -284,7 +283,7 @@ def _accumulate(x: _Operand, y: _Operand, acc: F32, step: MmaStep) -> F32:
     total = (_sum_products if step.group == 1 else _sum_groups)(x, y, quantum, step)
     term *= _reciprocal(quantum)
     total += np.trunc(term, out=term)
-    total += 0.0  # -0 to +0
+    total += 0.0  # +0 also where a BLAS sums -0 to -0
     total *= quantum
     return _round_toward_zero(total, step.accumulator_bits)
 
