@@ -56,7 +56,7 @@ def test_lse_is_the_natural_logarithm_of_the_row_sum() -> None:
     forward, _ = run(inputs, [0, 290])
     exact = attention_oracle(*inputs[:3], [0, 290])
     assert np.isneginf(forward.lse[:, 290:]).all() and np.isneginf(exact.lse[:, 290:]).all()
-    assert np.abs(forward.lse - exact.lse)[:, :290].max() < 0.25  # four scores in E4M3, one rounding of P
+    assert np.abs(forward.lse[:, :290] - exact.lse[:, :290]).max() < 0.25  # four scores in E4M3, one rounding of P
     m, l = forward.m[:, :290].astype(np.float64), forward.l[:, :290].astype(np.float64)  # noqa: E741
     np.testing.assert_array_equal(forward.lse[:, :290], (np.log(2) * (m + np.log2(l))).astype(np.float32))
     assert (forward.m[:, :290] == np.rint(forward.m[:, :290])).all()
