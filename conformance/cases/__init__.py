@@ -5,7 +5,16 @@ says what it is and names the trigger of each bug class that it covers.
 """
 
 # importing these modules fills the registry
-from flamia.conformance.cases import documents  # noqa: F401
-from flamia.conformance.cases.registry import BUG_CLASSES, CASES, SIZES, Case, case, select_cases
+from flamia.conformance.cases import arguments, documents, extremes, heads, leaks, strides, values  # noqa: F401
+from flamia.conformance.cases.registry import (
+    BUG_CLASSES,
+    CASES,
+    SIZES,
+    Case,
+    PlanRequest,
+    Variant,
+    case,
+    select_cases,
+)
 
-__all__ = ["BUG_CLASSES", "CASES", "SIZES", "Case", "case", "select_cases"]
+__all__ = ["BUG_CLASSES", "CASES", "SIZES", "Case", "PlanRequest", "Variant", "case", "select_cases"]

@@ -39,6 +39,11 @@ def gaussian(
     return Inputs(q, k, v, dout, cu, **options)
 
 
+def transform(inputs: Inputs, **factors: Any) -> Inputs:
+    """Multiply tensors by arrays that broadcast over ``(T, H, D)``, in float32, rounded to their dtype."""
+    return inputs.replace(**{name: scaled(getattr(inputs, name), factor) for name, factor in factors.items()})
+
+
 def scaled(x: NDArray[Any], factor: Any) -> NDArray[Any]:
     """``x * factor`` in float32, rounded to the dtype of x."""
     product: NDArray[Any] = (x.astype(np.float32) * np.asarray(factor, np.float32)).astype(x.dtype)

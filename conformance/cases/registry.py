@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from inspect import getdoc
 
 import numpy as np
+from numpy.typing import NDArray
 
 from flamia.conformance.calls import Inputs
 
@@ -47,6 +48,33 @@ BUG_CLASSES = {
 
 
 @dataclass(frozen=True)
+class Variant:
+    """The same call with some later tokens changed: rows up to the cuts must keep their bits.
+
+    :param label: what was changed.
+    :param cuts: int64 ``(documents,)``: the last position of each document that must not move; -1: none.
+    """
+
+    label: str
+    inputs: Inputs
+    cuts: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """Documents of any size, for which offsets and schedules are asked without tensors."""
+
+    cu_seqlens: NDArray[np.int64]
+    heads: tuple[int, int]
+    head_dim: int
+    causal: bool
+
+
+Build = Callable[[np.random.Generator], Inputs]
+Vary = Callable[[Inputs], list[Variant]]
+
+
+@dataclass(frozen=True)
 class Case:
     """A named generator of inputs.
 
@@ -58,11 +86,12 @@ class Case:
     :param promises: level-4 checks that use it, see `levels.promises`.
     :param tiny: small enough for a bit-accurate profile in the quick class.
     :param may_refuse: the target may raise instead of computing.
-    :param outputs: what to compare, `calls.OUTPUTS` or some of them.
+    :param vary: the variants of the leak check; None: `levels.leak` makes them.
+    :param plan: a request of level 1 in place of inputs.
     """
 
     name: str
-    build: Callable[[np.random.Generator], Inputs]
+    build: Build
     size: str
     classes: tuple[str, ...]
     levels: tuple[int, ...]
@@ -70,6 +99,8 @@ class Case:
     tiny: bool
     may_refuse: bool
     doc: str
+    vary: Vary | None = None
+    plan: PlanRequest | None = None
 
     @property
     def summary(self) -> str:
@@ -94,18 +125,21 @@ def case(
     promises: Iterable[str] = (),
     tiny: bool = False,
     may_refuse: bool = False,
-) -> Callable[[Callable[[np.random.Generator], Inputs]], Callable[[np.random.Generator], Inputs]]:
+    vary: Vary | None = None,
+    plan: PlanRequest | None = None,
+) -> Callable[[Build], Build]:
     """Register a generator under a name; level 4 is added where promises are given."""
 
-    def register(build: Callable[[np.random.Generator], Inputs]) -> Callable[[np.random.Generator], Inputs]:
+    def register(build: Build) -> Build:
         unknown = set(classes) - set(BUG_CLASSES)
-        if name in CASES or unknown or size not in SIZES:
-            raise ValueError(f"case {name!r}: the name must be new, size one of {SIZES}, classes known; got {unknown}")
-        used = tuple(sorted({*levels, *((4,) if promises else ())}))
         doc = getdoc(build)
-        if not doc:
-            raise ValueError(f"case {name!r} must have a docstring")
-        CASES[name] = Case(name, build, size, tuple(classes), used, tuple(promises), tiny, may_refuse, doc)
+        if name in CASES or unknown or size not in SIZES or not doc:
+            raise ValueError(
+                f"case {name!r} must be new and have a docstring, a size of {SIZES}, known classes: {size}, {unknown}"
+            )
+        used = tuple(sorted({*levels, *((4,) if promises else ())}))
+        given = (size, tuple(classes), used, tuple(promises), tiny, may_refuse, doc, vary, plan)
+        CASES[name] = Case(name, build, *given)
         return build
 
     return register

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from flamia.conformance.calls import GRADIENTS, Array, Inputs, Results, TileKey
-from flamia.conformance.cases import Case
+from flamia.conformance.cases import Case, PlanRequest
 from flamia.conformance.comparison import Difference, compare_bits
 from flamia.conformance.levels.check import Check, Context, Outcome, first_failure, not_applicable
 from flamia.conformance.stages import LEVEL_OF_ARRAY, LEVEL_OF_TILE, TOKEN_AXES, ReferenceEngine
@@ -49,12 +49,28 @@ def expected_results(context: Context, case: Case) -> Results:
 def _bytes(context: Context, case: Case) -> Outcome:
     if not context.target.bits:
         return not_applicable(NO_BITS)
+    if case.plan is not None:
+        return _plan(context, case.plan)
     if not context.target.stages:
         return not_applicable(NO_STAGES)
     inputs, got, expected = context.inputs(case), context.results(case), expected_results(context, case)
     found = list(_compare_arrays(got, expected, inputs, 1))
     if not found:
         return not_applicable("the target returns no payloads, scales, layouts or schedules")
+    return first_failure(found, {"stages": float(len(found))})
+
+
+def _plan(context: Context, request: PlanRequest) -> Outcome:
+    given = (request.cu_seqlens, request.heads, request.head_dim, request.causal)
+    got = context.target.plan(*given)
+    if got is None:
+        return not_applicable("the target does not offer its offsets and schedules")
+    expected = REFERENCE.plan(*given)
+    found = [
+        compare_bits(name, np.asarray(x).astype(np.int64), expected[name])
+        for name, x in got.items()
+        if name in expected
+    ]
     return first_failure(found, {"stages": float(len(found))})
 
 
