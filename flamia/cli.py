@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 from flamia import __version__
 
 COMMANDS: dict[str, str] = {
+    "study": "flamia.study.command:study",
     "kernels": "flamia.kernels.command:app",
 }
 """Name -> ``module:attribute``: a function with Typer's annotations, or a `typer.Typer` of its own."""
