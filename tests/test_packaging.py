@@ -104,7 +104,15 @@ def test_a_wheel_holds_every_file_of_every_room(tmp_path):
 ALLOWED = {
     "reference": {"flamia.reference", "numpy", "ml_dtypes", "threadpoolctl"},
     "kernels": {"flamia.kernels", "numpy", "typer"},
-    "conformance": {"flamia", "flamia.conformance", "flamia.reference", "flamia.kernels", "numpy", "ml_dtypes", "typer"},
+    "conformance": {
+        "flamia",
+        "flamia.conformance",
+        "flamia.reference",
+        "flamia.kernels",
+        "numpy",
+        "ml_dtypes",
+        "typer",
+    },
 }
 OPTIONAL = {"kernels": {"torch", "cupy", "rich"}, "conformance": {"torch", "cupy", "rich", "matplotlib"}}
 """May be imported inside a function."""
