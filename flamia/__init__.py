@@ -4,11 +4,12 @@ differentiates what the forward computed.
 Importing this package costs next to nothing: NumPy, the reference and everything heavier are imported at the
 first use of a name below (PEP 562).
 
-========================  =============================================================================
-``flamia.reference``      the executable specification (NumPy and ml_dtypes only)
-``flamia.recipes``        the recipes as frozen dataclass literals: ``flamia.recipes.MXFP8`` and others
-``flamia.Recipe``         their class; derive a new recipe with ``dataclasses.replace``
-========================  =============================================================================
+=================================  ====================================================================
+``flamia.attention``               attention for PyTorch models; its call needs the extra ``torch``
+``flamia.reference``               the executable specification (NumPy and ml_dtypes only)
+``flamia.recipes``                 the recipes as frozen dataclass literals, ``flamia.recipes.MXFP8``
+``flamia.Recipe``                  their class; derive a new recipe with ``dataclasses.replace``
+=================================  ====================================================================
 """
 
 from importlib import import_module
@@ -16,14 +17,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flamia import reference
+    from flamia.api import attention
     from flamia.reference import recipes
     from flamia.reference.recipes import Recipe
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "__version__", "recipes", "reference"]
+__all__ = [
+    "Recipe",
+    "__version__",
+    "attention",
+    "recipes",
+    "reference",
+]
 
 # Name -> (module, attribute of that module, or None for the module itself).
 _LAZY: dict[str, tuple[str, str | None]] = {
+    "attention": ("flamia.api", "attention"),
     "reference": ("flamia.reference", None),
     "recipes": ("flamia.reference.recipes", None),
     "Recipe": ("flamia.reference.recipes", "Recipe"),

@@ -1,0 +1,122 @@
+"""Which kernel serves a call on a GPU: a table in which only certified kernels stand.
+
+A kernel enters the table with `register`, together with the certificate that says on which chip its source passed the
+conformance suite. Nothing else is ever launched: where no row of the table fits, `find` raises `NoCertifiedKernel`,
+whose one sentence says what is missing and what to run. The table is empty in this release.
+
+This module imports neither PyTorch nor CuPy, so that ``flamia doctor`` can list the table without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+class NoCertifiedKernel(RuntimeError):
+    """No certified kernel serves this call."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a call needs, all of it known without looking at the GPU's memory.
+
+    :param recipe: name of a recipe of `flamia.reference.recipes.RECIPES`; of a derived recipe something else.
+    :param dtype: ``"bfloat16"``, ``"float16"`` or ``"float32"``.
+    :param device: for the message, such as ``"NVIDIA H200"``.
+    :param capability: compute capability, such as ``(9, 0)``.
+    """
+
+    recipe: str
+    head_dim: int
+    dtype: str
+    causal: bool
+    device: str
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AttentionKernel:
+    """One row of the table: forward and backward of attention for one chip, recipe and head dimension.
+
+    All functions take CUDA tensors, launch on the current stream, never wait for the GPU, and return tensors whose
+    shapes follow from the shapes of their arguments; so a call can be captured in a CUDA graph.
+
+    :param name: unique; what ``flamia doctor`` prints.
+    :param certificate: what proves it, for people: chip, suite version, date.
+    :param forward: ``(q, k, v, cu_seqlens, recipe, causal, softmax_scale) -> (out, lse, m, l, saved)``, where
+        ``saved`` is a list of tensors.
+    :param backward: ``(dout, out, m, l, cu_seqlens, saved, kv_heads, recipe, causal, softmax_scale) -> (dq, dk, dv)``.
+    :param empty_saved: ``(q, k, v, cu_seqlens, recipe, causal) -> saved``, uninitialised, for tracing.
+    """
+
+    name: str
+    certificate: str
+    capability: tuple[int, int]
+    recipes: tuple[str, ...]
+    head_dims: tuple[int, ...]
+    dtypes: tuple[str, ...]
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+    empty_saved: Callable[..., Any]
+
+    def serves(self, request: Request) -> bool:
+        """Whether this kernel computes what is asked for, on that chip."""
+        return (
+            self.capability == request.capability
+            and request.recipe in self.recipes
+            and request.head_dim in self.head_dims
+            and request.dtype in self.dtypes
+        )
+
+
+_table: dict[str, AttentionKernel] = {}
+
+
+def register(kernel: AttentionKernel) -> None:
+    """Enter a certified kernel; a kernel of the same name is replaced.
+
+    :raises ValueError: without a certificate, or for a name that selects the reference.
+    """
+    if not kernel.certificate:
+        raise ValueError(f"kernel {kernel.name!r} must come with a certificate; run `flamia conform --certify`")
+    if kernel.name.startswith("reference"):
+        raise ValueError(f"name must not start with 'reference', got {kernel.name!r}")
+    _table[kernel.name] = kernel
+
+
+def unregister(name: str) -> None:
+    """Take a kernel out of the table."""
+    del _table[name]
+
+
+def certified_kernels() -> list[AttentionKernel]:
+    """The whole table, in the order of registration."""
+    return list(_table.values())
+
+
+def get_kernel(name: str) -> AttentionKernel:
+    """The kernel of that name.
+
+    :raises NoCertifiedKernel: if it is not, or no longer, in the table.
+    """
+    if name not in _table:
+        raise NoCertifiedKernel(f"kernel {name!r} is not certified in this process; run `flamia doctor`")
+    return _table[name]
+
+
+def find(request: Request) -> AttentionKernel:
+    """The first kernel that serves the request.
+
+    :raises NoCertifiedKernel: in one sentence, what is missing and what to run.
+    """
+    for kernel in _table.values():
+        if kernel.serves(request):
+            return kernel
+    major, minor = request.capability
+    raise NoCertifiedKernel(
+        f"no certified kernel for recipe {request.recipe!r}, head_dim {request.head_dim} and {request.dtype} on "
+        f"{request.device} (sm_{major}{minor}); run `flamia doctor` to see which kernels exist and what certifies "
+        "them, or pass backend='reference' to compute on the CPU"
+    )

@@ -1,0 +1,92 @@
+"""One call of attention: check, choose what computes it, call the operator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flamia import dispatch
+from flamia.pytorch import operators as operators  # defines them
+from flamia.pytorch.arguments import DTYPES, check_call
+from flamia.pytorch.recipe_text import encode_recipe
+from flamia.reference.recipes import RECIPES, Recipe
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None,
+    *,
+    max_seqlen: int | None,
+    recipe: Recipe | str,
+    causal: bool,
+    softmax_scale: float | None,
+    return_lse: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor]:
+    """out and lse: see `flamia.attention`."""
+    q, k, v = (autocast(x) for x in (q, k, v))
+    check_call(q, k, v, cu_seqlens, max_seqlen, causal, softmax_scale, return_lse, backend)
+    text = encode_recipe(recipe)
+    implementation = choose_implementation(q, recipe, causal, backend)
+    if softmax_scale is not None:
+        softmax_scale = float(softmax_scale)
+    batch = q.shape[:2] if q.ndim == 4 else None
+    if batch is not None:
+        q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+        cu_seqlens = torch.arange(batch[0] + 1, dtype=torch.int32, device=q.device) * batch[1]
+    out, lse, *_ = torch.ops.flamia.attention_forward(
+        q, k, v, cu_seqlens, max_seqlen, text, causal, softmax_scale, implementation
+    )
+    if batch is not None:
+        out = out.unflatten(0, batch)
+        lse = lse.unflatten(1, batch).transpose(0, 1)
+    return out, lse
+
+
+def autocast(x: Tensor) -> Tensor:
+    """``x`` in autocast's dtype where autocast is on: the rule of PyTorch's own attention."""
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES:
+        return x
+    kind = x.device.type
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+        return x
+    return x.to(torch.get_autocast_dtype(kind))
+
+
+def choose_implementation(q: Tensor, recipe: Recipe | str, causal: bool, backend: str) -> str:
+    """What `operators` takes as ``implementation``.
+
+    :raises ValueError: for a device that nothing serves.
+    :raises flamia.dispatch.NoCertifiedKernel: if no certified kernel serves the call.
+    """
+    if backend.startswith("reference"):
+        return "reference:ideal" if backend == "reference" else backend
+    if backend == "auto" and q.device.type == "cpu":
+        return "reference:ideal"
+    if q.device.type != "cuda":
+        if backend == "cuda":
+            raise ValueError(
+                f"backend='cuda' needs q, k and v on a CUDA device, got {q.device}; move them there, or leave "
+                "backend='auto' to compute on the CPU with the reference; `flamia doctor` says what this machine offers"
+            )
+        raise ValueError(
+            f"q must be on the CPU or a CUDA device, got {q.device}; backend='reference' copies it to the CPU"
+        )
+    request = dispatch.Request(
+        recipe=_known_name(recipe),
+        head_dim=q.shape[-1],
+        dtype=str(q.dtype).removeprefix("torch."),
+        causal=causal,
+        device=torch.cuda.get_device_name(q.device),
+        capability=torch.cuda.get_device_capability(q.device),
+    )
+    return dispatch.find(request).name
+
+
+def _known_name(recipe: Recipe | str) -> str:
+    """The name that kernels know; a derived recipe may bear the name of the one it was derived from."""
+    if isinstance(recipe, str):
+        return recipe
+    return recipe.name if recipe == RECIPES.get(recipe.name) else f"{recipe.name} (derived)"

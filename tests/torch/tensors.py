@@ -1,0 +1,35 @@
+"""Inputs and bit comparisons that the tests of the PyTorch operators share."""
+
+import numpy as np
+import torch
+
+LENGTHS = [0, 1, 31, 129, 0, 40]
+CU = torch.tensor([0, *np.cumsum(LENGTHS)], dtype=torch.int32)
+TOTAL = int(CU[-1]) + 5  # five rows of padding
+
+_BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+
+
+def random_qkv(total=TOTAL, heads=(4, 2), dim=32, dtype=torch.bfloat16, seed=0, grad=True):
+    """Leaves q, k and v, and dout."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(total, h, dim) for h in (heads[0], heads[1], heads[1], heads[0])]
+    q, k, v, dout = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+    if grad:
+        for x in (q, k, v):
+            x.requires_grad_()
+    return q, k, v, dout
+
+
+def assert_same_bits(actual, expected, name=""):
+    """Equal shape, dtype and bits; names the first coordinate that differs."""
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype, (name, actual.shape, expected.shape)
+    differ = bits(actual) != bits(expected)
+    if differ.any():
+        where = tuple(differ.nonzero()[0].tolist())
+        raise AssertionError(f"{name} differs first at {where}: {actual[where].item()} != {expected[where].item()}")
+
+
+def bits(x):
+    x = x.detach().contiguous()
+    return x.view(_BITS.get(x.dtype, x.dtype))

@@ -1,0 +1,185 @@
+"""The custom operators under PyTorch's own checks, under torch.compile, and with a kernel in the reference's place."""
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+
+import flamia  # noqa: E402
+from flamia import dispatch  # noqa: E402
+from flamia.pytorch import cpu, saved  # noqa: E402
+from flamia.pytorch.call import attention as _defined  # noqa: E402, F401
+from flamia.pytorch.recipe_text import decode_recipe, encode_recipe  # noqa: E402
+from tests.torch.tensors import CU, assert_same_bits, random_qkv  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+forward_op = torch.ops.flamia.attention_forward.default
+backward_op = torch.ops.flamia.attention_backward.default
+
+
+# ---- torch.library.opcheck ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4_fp8", "bf16", "cudnn_mxfp8"])
+def test_opcheck(recipe, dtype):
+    q, k, v, dout = random_qkv(total=70, dtype=dtype)
+    cu = torch.tensor([0, 1, 40, 66], dtype=torch.int32)
+    rest = (recipe, True, 0.2, "reference:ideal")
+    torch.library.opcheck(forward_op, (q, k, v, cu, None, *rest))
+    out, _, m, l, kept = (x if isinstance(x, list) else x.detach() for x in forward_op(q, k, v, cu, None, *rest))  # noqa: E741
+    torch.library.opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest))
+    torch.library.opcheck(backward_op, (dout[:1].expand_as(dout), out, m, l, cu, kept, 2, *rest))
+
+
+# ---- torch.compile -----------------------------------------------------------------------------------------
+
+
+def layer(qkv, cu, recipe="mxfp8"):
+    """Attention between things that a compiler would fuse."""
+    qkv = qkv * 2
+    out, lse = flamia.attention(qkv[:, :4], qkv[:, 4:6], qkv[:, 6:], cu, recipe=recipe, return_lse=True)
+    return out + 1, lse
+
+
+def compare_compiled(compiled, lengths, **options):
+    for total, boundaries in lengths:
+        qkv = torch.randn(total, 8, 32).bfloat16().requires_grad_()
+        cu = torch.tensor(boundaries, dtype=torch.int32)
+        out, lse = compiled(qkv, cu, **options)
+        expected, expected_lse = layer(qkv, cu, **options)
+        assert_same_bits(out, expected, "out")
+        assert_same_bits(lse, expected_lse, "lse")
+        assert not lse.requires_grad
+        gradient, wanted = (torch.autograd.grad(x.sum(), qkv)[0] for x in (out, expected))
+        assert_same_bits(gradient, wanted, "gradient")
+
+
+PACKS = [(70, [0, 1, 40, 66]), (133, [0, 133]), (200, [0, 0, 10, 20, 200, 200]), (70, [0, 30, 70])]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiles_once_for_every_pack(backend):
+    """Changing T, number of documents and boundaries: one graph, and the bits of eager mode."""
+    if backend == "inductor" and not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("inductor needs a C++ compiler on the CPU")
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend(backend)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=counter)
+    compare_compiled(compiled, PACKS)
+    assert counter.frame_count == 1
+
+
+def test_a_derived_recipe_compiles():
+    torch._dynamo.reset()
+    mine = dataclasses.replace(flamia.recipes.NVFP4_FP8, name="mine", head_scale=0.125, hadamard=True)
+    compare_compiled(torch.compile(layer, fullgraph=True, backend="aot_eager"), PACKS[:1], recipe=mine)
+
+
+def test_a_batch_compiles_under_autocast():
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(2, 20, 2, 32, requires_grad=True) for _ in range(3))
+    compiled = torch.compile(lambda: flamia.attention(q, k, v, causal=False), fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        out = compiled()
+        assert_same_bits(out, flamia.attention(q, k, v, causal=False))
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_the_first_use_may_be_inside_torch_compile():
+    code = """
+import torch, flamia
+attend = torch.compile(lambda q, cu: flamia.attention(q, q, q, cu), fullgraph=True, backend="aot_eager")
+print(tuple(attend(torch.randn(10, 1, 32), torch.tensor([0, 10])).shape))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "(10, 1, 32)\n"
+
+
+def test_errors_of_the_operator_reach_the_caller_of_a_compiled_function():
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with pytest.raises(ValueError, match=r"cu_seqlens must not decrease"):
+        compiled(torch.randn(70, 8, 32).bfloat16(), torch.tensor([0, 40, 20]))
+
+
+@pytest.mark.parametrize("recipe", list(flamia.reference.RECIPES.values()))
+def test_recipes_survive_as_text(recipe):
+    derived = dataclasses.replace(recipe, name="a = b\nc", head_scale=1 / 3)
+    for r in (recipe, derived):
+        assert decode_recipe(encode_recipe(r)) == r
+    assert decode_recipe(encode_recipe(recipe.name)) == recipe
+
+
+# ---- a kernel ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kernel():
+    """A registered kernel that computes with the reference, padding what it saves as kernels do."""
+
+    def forward(q, k, v, cu, recipe, causal, scale):
+        *results, kept = cpu.forward(q, k, v, cu, None, recipe, causal, scale, "ideal")
+        return (*results, [*kept, torch.zeros(7)])
+
+    def backward(dout, out, m, l, cu, kept, *rest):  # noqa: E741
+        return cpu.backward(dout, out, m, l, cu, kept[:-1], *rest, "ideal")
+
+    def empty_saved(q, k, v, cu, recipe, causal):
+        return [*saved.empty_operands(q, k, v, recipe, causal), q.new_empty(7, dtype=torch.float32)]
+
+    made = dispatch.AttentionKernel(
+        "stand-in", "none", (0, 0), ("mxfp8",), (32,), ("bfloat16",), forward, backward, empty_saved
+    )
+    dispatch.register(made)
+    yield made
+    dispatch.unregister("stand-in")
+
+
+def test_a_registered_kernel_serves_both_passes(kernel, monkeypatch):
+    monkeypatch.setattr("flamia.pytorch.call.choose_implementation", lambda *_: kernel.name)
+    q, k, v, dout = random_qkv()
+    out = flamia.attention(q, k, v, CU)
+    gradients = torch.autograd.grad(out, (q, k, v), dout)
+    monkeypatch.undo()
+    expected = flamia.attention(q, k, v, CU)
+    assert_same_bits(out, expected)
+    for a, b in zip(gradients, torch.autograd.grad(expected, (q, k, v), dout), strict=True):
+        assert_same_bits(a, b)
+
+
+def test_opcheck_of_a_registered_kernel(kernel):
+    q, k, v, _ = random_qkv(total=70)
+    cu = torch.tensor([0, 70], dtype=torch.int32)
+    torch.library.opcheck(forward_op, (q, k, v, cu, None, "mxfp8", True, None, kernel.name))
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "longest", "message"),
+    [
+        ([1, 70], None, "cu_seqlens must start at 0, never decrease, and end at or before T = 70"),
+        ([0, 40, 20], None, "cu_seqlens must start at 0"),
+        ([0, 71], None, "cu_seqlens must start at 0"),
+        ([0, 30, 70], 39, "max_seqlen must be at least the longest document of cu_seqlens, got 39"),
+    ],
+)
+def test_documents_of_a_kernel_are_checked_on_the_device(kernel, boundaries, longest, message):
+    q, k, v, _ = random_qkv(total=70)
+    with pytest.raises(RuntimeError, match=message):
+        forward_op(q, k, v, torch.tensor(boundaries), longest, "mxfp8", True, None, kernel.name)
+
+
+def test_checking_documents_on_the_device_waits_for_nothing():
+    """No operator of the check returns a Python number: it can be traced without data."""
+    from flamia.pytorch.arguments import assert_documents
+
+    with torch._subclasses.FakeTensorMode():
+        assert_documents(torch.empty(5, dtype=torch.int32), 70, 40)
