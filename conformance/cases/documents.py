@@ -85,7 +85,7 @@ def tile_edges(rng: np.random.Generator) -> Inputs:
     return gaussian(rng, [127, 128, 129])
 
 
-@case("documents/full_attention", classes=("joined-documents", "masked-rows"), promises=SHAPES)
+@case("documents/full_attention", classes=("joined-documents", "masked-rows"), promises=("pack", "edges"))
 def full_attention(rng: np.random.Generator) -> Inputs:
     """Not causal, lengths around blocks and tiles.
 
@@ -114,7 +114,7 @@ def padding(rng: np.random.Generator) -> Inputs:
     return gaussian(rng, [50, 18], padding=60)
 
 
-@case("documents/padding_full_attention", classes=("padding",), promises=SHAPES, tiny=True)
+@case("documents/padding_full_attention", classes=("padding",), promises=("pack", "edges"), tiny=True)
 def padding_full_attention(rng: np.random.Generator) -> Inputs:
     """The same without the causal mask, and a padding longer than a tile.
 

@@ -80,9 +80,27 @@ def powers_up(rng: np.random.Generator) -> Inputs:
 
 @case("extremes/powers_down", classes=("e8m0-extremes",), tiny=True)
 def powers_down(rng: np.random.Generator) -> Inputs:
-    """V and dO times 2^-60: dP and dS lie near 2^-120, at the edge of FP32.
+    """V times 2^-60.
 
     e8m0-extremes: a scale computed as a quotient underflows.
+    """
+    return transform(gaussian(rng, [140]), v=2.0**-60)
+
+
+@case("extremes/gradient_down", classes=("e8m0-extremes",), tiny=True)
+def gradient_down(rng: np.random.Generator) -> Inputs:
+    """dO times 2^-60, as an unscaled loss gives it.
+
+    e8m0-extremes: as above.
+    """
+    return transform(gaussian(rng, [140]), dout=2.0**-60)
+
+
+@case("extremes/product_down", classes=("e8m0-extremes",), levels=(1, 2, 3), tiny=True)
+def product_down(rng: np.random.Generator) -> Inputs:
+    """V and dO times 2^-60: dP and dS lie near 2^-120, at the edge of FP32, where only bits are compared.
+
+    e8m0-extremes: the scales of dS come from maxima near FP32's smallest normal number.
     """
     return transform(gaussian(rng, [140]), v=2.0**-60, dout=2.0**-60)
 
@@ -122,7 +140,7 @@ def large_scores(rng: np.random.Generator) -> Inputs:
     return transform(gaussian(rng, [200, 31]), q=16.0, k=4.0)
 
 
-@case("extremes/scale_zero", tiny=True)
+@case("extremes/scale_zero", levels=(1, 2, 3), promises=("zero_scale",), tiny=True)
 def scale_zero(rng: np.random.Generator) -> Inputs:
     """softmax_scale = 0: P is uniform, dQ = dK = 0."""
     return gaussian(rng, [100, 33], softmax_scale=0.0)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from flamia.conformance.cases import Case
 from flamia.conformance.levels import accuracy, bits, promises
-from flamia.conformance.levels.check import Check, Context
+from flamia.conformance.levels.check import Check, Context, Outcome, not_applicable
 
 PER_CASE: dict[int, Callable[[Context, Case], list[Check]]] = {
     1: bits.plan_bytes,
@@ -26,5 +27,17 @@ def plan_checks(context: Context, levels: Iterable[int], cases: Iterable[Case]) 
         for case in cases
         for level, plan in PER_CASE.items()
         if level in wanted and level in case.levels
-        for check in plan(context, case)
+        for check in (_for_dtype(context, case, c) for c in plan(context, case))
     ]
+
+
+def _for_dtype(context: Context, case: Case, check: Check) -> Check:
+    """The check, not applicable if the target does not take the dtype of the inputs."""
+
+    def run() -> Outcome:
+        dtype = context.inputs(case).q.dtype.name
+        if dtype not in context.target.dtypes:
+            return not_applicable(f"the target does not take {dtype}")
+        return check.run()
+
+    return replace(check, run=run)

@@ -9,6 +9,7 @@ import numpy as np
 from flamia.conformance.calls import Inputs, Results
 from flamia.conformance.cases import Case
 from flamia.conformance.comparison import Difference, locate_token
+from flamia.conformance.levels.accuracy import check_accuracy
 from flamia.conformance.levels.bits import cut_tile, expected_results
 from flamia.conformance.levels.check import Context, Outcome, first_failure, not_applicable
 from flamia.reference.documents import BLOCK
@@ -54,6 +55,16 @@ def check_ones(context: Context, case: Case) -> Outcome:
     worst = float(np.abs(out.astype(np.float64) - 1).max())
     text = f"out{list(at)} with V = 1: got {float(out[at]):.9g}, expected 1; {len(wrong)} of {out.size} differ"
     return Outcome("failed", text, at, {"worst_deviation": worst})
+
+
+def check_zero_scale(context: Context, case: Case) -> Outcome:
+    """Under softmax_scale = 0, out is the mean of the visible V, within the accuracy budget, and dQ = dK = 0."""
+    got = context.results(case)
+    for name, x in (("dq", got.dq), ("dk", got.dk)):
+        if x is not None and (x != 0).any():
+            at = tuple(int(i) for i in np.argwhere(x != 0)[0])
+            return Outcome("failed", f"{name}{list(at)} must be 0, got {float(x[at])}", at)
+    return check_accuracy(context, case)
 
 
 def check_shift(context: Context, case: Case) -> Outcome:

@@ -23,6 +23,7 @@ CHECKS: dict[str, Callable[[Context, Case], Outcome]] = {
     "determinism": independence.check_determinism,
     "strides": independence.check_strides,
     "consistency": invariants.check_consistency,
+    "zero_scale": invariants.check_zero_scale,
     "validation": validation.check_validation,
     "graph": independence.check_graph,
 }

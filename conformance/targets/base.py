@@ -27,6 +27,7 @@ PROMISES = {
     "determinism": "the same bits in every run",
     "strides": "views with other strides give the bits of their contiguous copies",
     "consistency": "the backward's P is the forward's P, bit for bit, where both are normal numbers",
+    "zero_scale": "softmax_scale = 0 gives a uniform P, and dQ = dK = 0",
     "validation": "malformed arguments raise",
     "graph": "a replayed CUDA graph gives the bits of a fresh call",
 }
@@ -48,6 +49,7 @@ class Target:
     :param promises: the level-4 checks it claims to hold, keys of `PROMISES`; others are not applicable.
     :param lse: whether results have LSE. :param backward: whether it has gradients. :param stages: whether it returns
         intermediate results.
+    :param dtypes: of q, k, v and dO that it takes.
     """
 
     name: str = "target"
@@ -59,6 +61,7 @@ class Target:
     backward: bool = True
     stages: bool = False
     device: str = "cpu"
+    dtypes: tuple[str, ...] = ("bfloat16", "float32")
 
     def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False) -> Results:
         """One call.

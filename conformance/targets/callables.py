@@ -7,7 +7,8 @@ tensors and its output requires a gradient, autograd gives the gradients.
 
 An *object* has ``forward(q, k, v, cu_seqlens, *, causal, softmax_scale) -> (out, lse, saved)`` (lse may be None) and
 ``backward(dout, saved) -> (dq, dk, dv)``; optionally ``stages(saved) -> (arrays, tiles)``, where saved is what
-``backward`` saw, and ``plan(cu_seqlens, heads, dim, causal)``, both as `stages` describes.
+``backward`` saw, and ``plan(cu_seqlens, heads, dim, causal)``, both as `stages` describes. ``differentiable = False``
+says that it has no gradients on this device.
 
 Tensors are packed, ``(T, H, D)``; lse is float32 ``(Hq, T)``, natural logarithm; ``cu_seqlens`` is int32
 ``(documents + 1,)`` on the device of the tensors; softmax_scale is a float. Attributes of the callable or object, all
@@ -19,6 +20,7 @@ optional, say more:
 ``profile``    machine profile of the same; default ``"ideal"``
 ``bits``       True if it promises the reference's bits under them; default False
 ``promises``   the level-4 checks it claims, keys of `base.PROMISES`; default: all
+``dtypes``     what it takes, of ``("bfloat16", "float32")``; default: both
 ``name``       for reports
 =============  ==================================================================================================
 """
@@ -59,6 +61,7 @@ class CallableTarget(Target):
         self.bits = bool(getattr(subject, "bits", False))
         self.promises = require_promises(getattr(subject, "promises", PROMISES))
         self.has_object = hasattr(subject, "forward") and hasattr(subject, "backward")
+        self.dtypes = tuple(getattr(subject, "dtypes", self.dtypes))
         self.stages = hasattr(subject, "stages")
         self.device = device
         self.tensors = getattr(subject, "tensors", "torch" if find_spec("torch") else "numpy")
@@ -78,10 +81,14 @@ class CallableTarget(Target):
         q, k, v, dout = (rng.standard_normal((128, 1, 64), np.float32).astype(bfloat16) for _ in range(4))
         inputs = Inputs(q, k, v, dout, np.array([0, 128], np.int64))
         if self.has_object:
-            return {"lse": self._run_object(inputs, False, False).lse is not None, "backward": True}
-        arguments = self._arguments(inputs, gradients=True)
-        out, lse = _split(self._call(arguments))
-        return {"lse": lse is not None, "backward": bool(getattr(out, "requires_grad", False))}
+            lse = self._run_object(inputs, False, False).lse is not None
+            return {"lse": lse, "backward": bool(getattr(self.subject, "differentiable", True))}
+        try:
+            returned = self._call(self._arguments(inputs, gradients=True))
+        except Exception:  # an inference kernel may refuse tensors that require gradients
+            returned = self._call(self._arguments(inputs, gradients=False))
+        out, lse_tensor = _split(returned)
+        return {"lse": lse_tensor is not None, "backward": bool(getattr(out, "requires_grad", False))}
 
     @property
     def lse(self) -> bool:  # type: ignore[override]
@@ -103,7 +110,8 @@ class CallableTarget(Target):
         if backward:
             import torch
 
-            gradients = torch.autograd.grad(out, arguments["tensors"], self._tensor(inputs.dout))
+            dout = self._tensor(inputs.dout)
+            gradients = torch.autograd.grad(out, arguments["tensors"], dout, materialize_grads=True)
         return self._results(out, lse, gradients)
 
     def plan(

@@ -26,6 +26,16 @@ def _module_target(module: str, option: str = "") -> Callable[[str], Target]:
 
 BUILT_IN: dict[str, tuple[str, Callable[[str], Target] | None]] = {
     "reference": ("flamia.reference under --recipe and --profile", None),
+    "torch-sdpa": ("PyTorch's scaled_dot_product_attention, document by document", _module_target("torch_attention")),
+    **{
+        f"torch-sdpa-{backend}": (f"the same with the {backend} backend", _module_target("torch_attention", backend))
+        for backend in ("math", "flash", "efficient", "cudnn")
+    },
+    "torch-varlen": ("PyTorch's varlen_attn (CUDA)", _module_target("torch_attention", "varlen")),
+    "torch-flex": ("PyTorch's FlexAttention with a document mask", _module_target("torch_attention", "flex")),
+    "flash-attn": ("flash_attn_varlen_func of the flash-attn package", _module_target("vendors", "flash-attn")),
+    "transformer-engine": ("DotProductAttention of TransformerEngine", _module_target("vendors", "transformer-engine")),
+    "cudnn": ("cuDNN through its Python frontend, document by document", _module_target("vendors", "cudnn")),
 }
 """Name -> what it is, and how to make it for a device."""
 
