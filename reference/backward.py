@@ -195,7 +195,7 @@ class _DocumentBackward:
         self.delta = self._padded(rows.delta[q_heads, tokens], 0)
         self.top = self._padded(rows.top[q_heads, tokens], np.inf)
         self.inverse_l = self._padded(F32(1) / f.l[q_heads, tokens], 0)
-        folded = f.recipe.gradient_qk is Scaling.TOKEN
+        folded = f.recipe.gradient_qk in (Scaling.TOKEN, Scaling.NONE)
         zeros = np.zeros(1, F32)
         self.e_q = self._grouped(self.q_tokens.exponents) if folded else zeros
         self.e_k = self.k_tokens.exponents[:, None] if folded else zeros
@@ -224,8 +224,12 @@ class _DocumentBackward:
                 queries = _tile(query_tile)
                 p, ds, ds_turned = self.tile(key_tile, query_tile)
                 contract_tokens(f.profile, dv[:, :, keys], p, stored_tile(self.dout_tokens, queries, self.group))
-                contract_tokens(f.profile, dk[:, :, keys], ds, stored_tile(self.q_tokens, queries, self.group))
-                contract_tokens(f.profile, dq[:, :, queries], ds_turned, stored_tile(self.k_tokens, keys, 1))
+                contract_tokens(
+                    f.profile, dk[:, :, keys], ds, stored_tile(self.q_tokens, queries, self.group, self.folded)
+                )
+                contract_tokens(
+                    f.profile, dq[:, :, queries], ds_turned, stored_tile(self.k_tokens, keys, 1, self.folded)
+                )
         if self.folded:
             dq = self._unfold(dq, self.e_q)
             dk = self._unfold(dk, np.broadcast_to(self.e_k, (*heads, tiles * TILE)))

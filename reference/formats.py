@@ -209,9 +209,7 @@ def encode(x: NDArray[Any], fmt: ElementFormat, out: NDArray[np.uint8] | None = 
     return _deliver(codes, flat, out)
 
 
-def round_to(
-    x: NDArray[Any], fmt: ElementFormat, out: NDArray[np.float32] | None = None
-) -> NDArray[np.float32]:
+def round_to(x: NDArray[Any], fmt: ElementFormat, out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """The value of ``x`` in the format: ``decode(encode(x))``, except that NaN stays NaN in every format.
 
     A negative value that rounds to zero gives -0.0, as its code does. See Note [Quantum].

@@ -174,7 +174,7 @@ def _forward_document(
     out, lse, m, l = outputs  # noqa: E741
     for query_tile in range(stripe[0], document.tiles, stripe[1]):
         rows = min(TILE, document.length - query_tile * TILE)
-        state = _Rows(a.profile, (kv, group), a.q.shape[-1])
+        state = RowState(a.profile, (kv, group), a.q.shape[-1])
         for key_tile in range(query_tile + 1 if a.causal else document.tiles):
             hidden = pr.visible_mask(query_tile, key_tile, document.length, a.causal)
             x = pr.scores_to_x(
@@ -194,7 +194,7 @@ def _forward_document(
         lse[q_heads, tokens] = natural.reshape(-1, TILE)[:, :rows].astype(F32)
 
 
-class _Rows:
+class RowState:
     """O, l and M of 128 query rows while the key tiles pass: steps 2 to 5 of Note [Forward]."""
 
     def __init__(self, profile: Profile, heads: tuple[int, int], dim: int) -> None:
@@ -254,14 +254,14 @@ class _Rows:
         if v1 is None:
             contract_tokens(self.profile, self.o, a, stored_tile(v, rows, 1))
         else:
-            e = exponent_of(v1.scale[:, rows]) if v1.scale is not None else v1.exponents[:, rows]
-            assert hidden is not None
-            folded, largest = pr.fold_values(codes, e[:, None], hidden)
+            assert hidden is not None and v1.scale is not None
+            e = exponent_of(v1.scale[:, rows])
+            folded, largest = pr.fold_values(codes, e[:, None], hidden, e4m3)
             scale, dead = pr.scale_bytes(exponent[..., None, :] + largest)
             if dead.any():
                 folded = np.where(np.repeat(dead, BLOCK, axis=-2), F32(0), folded)
-            a = Computed(folded.swapaxes(-1, -2), scale.swapaxes(-1, -2))
-            contract_tokens(self.profile, self.o, a, stored_tile(v1, rows, 1))
+            a = Computed(folded.swapaxes(-1, -2), scale.swapaxes(-1, -2), e4m3=e4m3)
+            contract_tokens(self.profile, self.o, a, stored_tile(v1, rows, 1, folded=True))
         return codes, tile_top
 
     def _rescale(self, new_top: NDArray[np.float32], power: Callable[[Any], Any]) -> None:

@@ -130,9 +130,7 @@ def payload_offset(row_bytes: int) -> Index:
     :raises ValueError: unless ``row_bytes`` is a positive multiple of 32.
     """
     rows = np.arange(TILE)[:, None]
-    offsets = [
-        TILE * start + k_major_offset(rows, np.arange(width), width) for start, width in panels(row_bytes)
-    ]
+    offsets = [TILE * start + k_major_offset(rows, np.arange(width), width) for start, width in panels(row_bytes)]
     return np.concatenate(offsets, axis=1)
 
 
@@ -390,6 +388,4 @@ def _require_head_dim(head_dim: int, multiple: int) -> None:
 
 def _require_tiles(name: str, packed: Bytes, tiles: int, tile_bytes: int) -> None:
     if packed.shape[1] < tiles or packed.shape[2] != tile_bytes:
-        raise ValueError(
-            f"{name} must have at least {tiles} tiles of {tile_bytes} bytes, got shape {packed.shape}"
-        )
+        raise ValueError(f"{name} must have at least {tiles} tiles of {tile_bytes} bytes, got shape {packed.shape}")

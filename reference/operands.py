@@ -19,6 +19,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from flamia.reference import nvfp4, scaling
@@ -74,7 +75,7 @@ class DocumentOperand:
         """Token exponents ``(H, Lp)`` for folding, see Note [Folded exponents]; zeros where nothing is folded."""
         if self.scale is None or self.scaling is Scaling.NVFP4:
             return np.zeros(self.codes.shape[:2], F32)
-        zero = ~self.codes.any(axis=-1) & (self.scale != 255)
+        zero = ~self.codes.any(axis=-1) & (self.scale != 255) & (self.scaling is not Scaling.NONE)
         return np.where(zero, ZERO_TOKEN_EXPONENT, scaling.exponent_of(self.scale))
 
 
@@ -115,7 +116,7 @@ class Operand:
 def stored_bits(scaling_: Scaling, head_dim: int) -> float:
     """Bits per token and head that an operand of ``head_dim`` channels occupies under ``scaling_``."""
     return {
-        Scaling.NONE: 16.0 * head_dim,
+        Scaling.NONE: 16.0 * head_dim + 8,
         Scaling.TOKEN: 8.0 * head_dim + 8,
         Scaling.TOKEN_BLOCK: 8.0 * head_dim + 8 / 32,
         Scaling.NVFP4: 4.0 * head_dim + 8 * head_dim / 16,
@@ -129,11 +130,13 @@ def stored_bits(scaling_: Scaling, head_dim: int) -> float:
 def prepare(x: NDArray[Any], cu_seqlens: NDArray[np.int64], scaling_: Scaling, recipe: Recipe) -> Operand:
     """Quantize a packed ``(T, H, D)`` float32 or bfloat16 tensor under ``scaling_``."""
     if scaling_ is Scaling.NONE:
-        from ml_dtypes import bfloat16
-
-        kept = np.zeros(x.shape, bfloat16)
-        kept[: cu_seqlens[-1]] = x[: cu_seqlens[-1]]
-        return Operand(scaling_, kept)
+        tokens = slice(0, int(cu_seqlens[-1]))
+        kept, byte = np.zeros(x.shape, bfloat16), np.zeros(x.shape[:2], np.uint8)
+        kept[tokens] = x[tokens]
+        lost = ~np.isfinite(scaling.token_amax(kept[tokens]))
+        kept[tokens][lost] = 0
+        byte[tokens] = np.where(lost, 255, 127)
+        return Operand(scaling_, kept, byte)
     if scaling_ is Scaling.NVFP4:
         four = nvfp4.quantize_nvfp4(x, cu_seqlens, recipe.head_scale, recipe.hadamard)
         return Operand(scaling_, four.payload, four.scale, F32(four.head_scale[0]))

@@ -81,7 +81,7 @@ def visible_mask(query_tile: int, key_tile: int, length: int, causal: bool) -> N
     return None
 
 
-def fold_values(codes: Array, exponents: Array, causal_mask: NDArray[np.bool_]) -> tuple[Array, Array]:
+def fold_values(codes: Array, exponents: Array, causal_mask: NDArray[np.bool_], e4m3: bool) -> tuple[Array, Array]:
     """Fold V1's token exponents into P for the diagonal tile (contract, section 5).
 
     ``P'_ij = E4M3(P_ij * 2^(e_j - E_ib))`` where ``E_ib`` is the largest ``e_j`` over the tokens of the 32-token block
@@ -96,7 +96,9 @@ def fold_values(codes: Array, exponents: Array, causal_mask: NDArray[np.bool_]) 
     largest = blocks.max(axis=-2)
     ratio = exp2_of(np.minimum(blocks - np.where(largest == -np.inf, F32(0), largest)[..., None, :], F32(0)))
     folded = codes.reshape(*codes.shape[:-2], TILE // BLOCK, BLOCK, TILE) * ratio
-    folded = round_to(folded, E4M3, out=folded).reshape(codes.shape)
+    if e4m3:  # bfloat16 values have exponents 0 or NaN: nothing to round
+        folded = round_to(folded, E4M3, out=folded)
+    folded = folded.reshape(codes.shape)
     np.copyto(folded, F32(0), where=causal_mask)
     return folded, largest
 

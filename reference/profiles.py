@@ -119,9 +119,6 @@ def contract_channels(
     out: NDArray[np.float32]
     if profile.exact:
         out = np.matmul(key_rows(keys.values), query_rows(queries.values).swapaxes(-1, -2)).astype(np.float32)
-    elif keys.scaling is Scaling.NONE:
-        assert profile.bf16_step is not None
-        out = tensorcore.mma(key_rows(keys.codes), query_rows(queries.codes), None, profile.bf16_step)
     else:
         assert keys.scale is not None and queries.scale is not None
         a, b = key_rows(keys.codes), query_rows(queries.codes)
@@ -134,22 +131,22 @@ def contract_channels(
                 a, b = (x.astype(np.float32) for x in (key_rows(keys.values), query_rows(queries.values)))
                 out = tensorcore.mma(a, b, None, profile.bf16_step)
         else:
-            out = _contract_token_scaled(profile, a, b, scale_a, scale_b)
+            step = profile.bf16_step if keys.scaling is Scaling.NONE else profile.e4m3_step
+            assert step is not None
+            out = _contract_token_scaled(step, a, b, scale_a, scale_b)
     if keys.factor != 1 or queries.factor != 1:
         out *= keys.factor * queries.factor
     return out
 
 
 def _contract_token_scaled(
-    profile: Profile,
+    step: tensorcore.MmaStep,
     a: NDArray[np.float32],
     b: NDArray[np.float32],
     scale_a: NDArray[np.uint8],
     scale_b: NDArray[np.uint8],
 ) -> NDArray[np.float32]:
-    """``A B^T`` of E4M3 codes with one E8M0 byte per row of each."""
-    step = profile.e4m3_step
-    assert step is not None
+    """``A B^T`` of element values with one E8M0 byte per row of each."""
     if step.scale_block:
         blocks = (a.shape[-1] // step.scale_block,)
         wide_a = np.broadcast_to(scale_a[..., None], scale_a.shape + blocks)
@@ -202,16 +199,16 @@ class Stored:
     wide: NDArray[np.float64]
 
 
-def stored_tile(operand: DocumentOperand, rows: slice, group: int) -> Stored:
+def stored_tile(operand: DocumentOperand, rows: slice, group: int, folded: bool = False) -> Stored:
     """Tokens ``rows`` of an operand whose heads come in groups: arrays ``(C, group, 128, D)``.
 
-    Token scales (B=1) are folded elsewhere (Note [Folded exponents]): of such an operand only the payload is taken.
+    If its token scales are ``folded`` into the other operand (Note [Folded exponents]), only the payload is taken.
     """
 
     def cut(x: NDArray[Any]) -> NDArray[Any]:
         return x[:, rows].reshape(-1, group, TILE, *x.shape[2:])
 
-    if operand.scaling is Scaling.TOKEN:
+    if folded:
         return Stored(cut(operand.codes), None, cut(operand.wide_codes))
     scale = None
     if operand.scaling is Scaling.TOKEN_BLOCK and operand.scale is not None:

@@ -23,7 +23,7 @@ from flamia.reference.scaling import Rule
 class Scaling(Enum):
     """How the elements of a ``(T, H, D)`` tensor share scales. All but `NONE` and `NVFP4` hold E4M3 elements."""
 
-    NONE = "bfloat16, no scale"
+    NONE = "bfloat16; one byte per token says 1.0, or NaN if the token is not finite"
     TOKEN = "one E8M0 per token: token block, B=1"
     TOKEN_BLOCK = "one E8M0 per 32 tokens of a document: token block, B=32"
     NVFP4 = "E2M1 elements, one UE4M3 per 16 channels of a token"
@@ -123,10 +123,11 @@ NVFP4_FP8 = Recipe(
 
 BF16 = Recipe(
     name="bf16",
-    summary="the same code path with bfloat16 operands and no scales",
+    summary="the same code path with bfloat16 operands; scales only mark tokens that are not finite",
     scores=Scaling.NONE,
     gradient_qk=Scaling.NONE,
     values=Scaling.NONE,
+    diagonal_values=Scaling.NONE,
     dout_channels=Scaling.NONE,
 )
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flamia.reference import probabilities as pr
 from flamia.reference.arguments import Arguments, check_forward, check_tensor
 from flamia.reference.documents import TILE, Document
-from flamia.reference.forward import _Rows
+from flamia.reference.forward import RowState
 from flamia.reference.operands import Operand, prepare
 from flamia.reference.parallel import quiet, run_all
 from flamia.reference.profiles import Profile, contract_channels
@@ -77,7 +77,7 @@ def _attend(
     kv_head, q_heads = slice(head, head + 1), slice(head * group, (head + 1) * group)
     start, stop = query_tile * TILE, min((query_tile + 1) * TILE, len(out))
     queries = operands["q"].document(Document(0, start, stop), q_heads)
-    state = _Rows(a.profile, (1, group), out.shape[-1])
+    state = RowState(a.profile, (1, group), out.shape[-1])
     for first in range(0, length, KEYS_AT_ONCE):
         part = Document(0, first, min(first + KEYS_AT_ONCE, length))
         k, v = (operands[role].document(part, kv_head) for role in ("k", "v"))

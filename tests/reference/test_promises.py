@@ -15,7 +15,7 @@ from tests.reference.cases import BF16, LENGTHS, assert_bitwise_equal, boundarie
 
 PROFILES = ("ideal", "blackwell", "hopper")
 SAFE = ("mxfp8", "nvfp4_fp8")
-COMBINATIONS = [(r, p) for r in SAFE for p in PROFILES]
+COMBINATIONS = [(r, p) for r in (*SAFE, "bf16") for p in PROFILES]
 EXAMPLES = {"ideal": 15, "blackwell": 15, "hopper": 10}
 
 
