@@ -14,6 +14,8 @@ from flamia import __version__
 
 COMMANDS: dict[str, str] = {
     "study": "flamia.study.command:study",
+    "conform": "flamia.conformance.command:conform",
+    "bench": "flamia.bench.command:app",
     "kernels": "flamia.kernels.command:app",
 }
 """Name -> ``module:attribute``: a function with Typer's annotations, or a `typer.Typer` of its own."""
