@@ -11,7 +11,7 @@ scaling             payload                      scales
 ``TOKEN``           uint8 ``(T, H, D)``          uint8 ``(T, H)``
 ``TOKEN_BLOCK``     uint8 ``(T, H, D)``          uint8 ``(T, H)``, the block's byte at each of its tokens
 ``NVFP4``           uint8 ``(T, H, D / 2)``      uint8 ``(T, H, D / 16)``
-``NONE``            bfloat16 ``(T, H, D)``       none
+``NONE``            bfloat16 ``(T, H, D)``       uint8 ``(T, H)``
 study-only          float32 ``(T, H, D)``        none: the decoded values
 ==================  ===========================  =============================
 
@@ -33,7 +33,7 @@ from torch import Tensor
 from flamia.pytorch.exchange import to_numpy, to_torch
 from flamia.reference import nvfp4
 from flamia.reference.forward import operand_roles
-from flamia.reference.operands import F32, ONE, Operand
+from flamia.reference.operands import F32, ONE, Operand, prepare
 from flamia.reference.recipes import Recipe, Scaling
 
 
@@ -44,11 +44,6 @@ class SavedOperand:
     tensor: str
     scaling: Scaling
     roles: tuple[str, ...]
-
-    @property
-    def has_scale(self) -> bool:
-        """Whether a tensor of scales follows the payload."""
-        return self.scaling in (Scaling.TOKEN, Scaling.TOKEN_BLOCK, Scaling.NVFP4)
 
 
 @cache
@@ -82,7 +77,7 @@ def load_operands(tensors: list[Tensor], recipe: Recipe, causal: bool) -> dict[s
     out = {}
     for saved in saved_operands(recipe, causal):
         payload = to_numpy(next(remaining))
-        scale = to_numpy(next(remaining)) if saved.has_scale else None
+        scale = None if sample(saved.scaling, recipe).scale is None else to_numpy(next(remaining))
         factor = ONE
         if saved.scaling is Scaling.NVFP4:
             payload = _unpack_nibbles(payload)
@@ -98,14 +93,19 @@ def empty_operands(q: Tensor, k: Tensor, v: Tensor, recipe: Recipe, causal: bool
     out = []
     for saved in saved_operands(recipe, causal):
         total, heads, dim = tensors[saved.tensor].shape
-        dtype = {Scaling.NONE: torch.bfloat16}.get(saved.scaling, torch.uint8 if saved.has_scale else torch.float32)
+        one = sample(saved.scaling, recipe)
         width = dim // 2 if saved.scaling is Scaling.NVFP4 else dim
-        out.append(q.new_empty((total, heads, width), dtype=dtype))
-        if saved.scaling is Scaling.NVFP4:
-            out.append(q.new_empty((total, heads, dim // nvfp4.BLOCK), dtype=torch.uint8))
-        elif saved.has_scale:
-            out.append(q.new_empty((total, heads), dtype=torch.uint8))
+        out.append(q.new_empty((total, heads, width), dtype=to_torch(one.payload).dtype))
+        if one.scale is not None:
+            blocks = (dim // nvfp4.BLOCK,) if one.scale.ndim == 3 else ()
+            out.append(q.new_empty((total, heads, *blocks), dtype=torch.uint8))
     return out
+
+
+@cache
+def sample(scaling: Scaling, recipe: Recipe) -> Operand:
+    """One token under a scaling, from which dtypes and the presence of scales are read."""
+    return prepare(np.zeros((1, 1, nvfp4.BLOCK * 2), F32), np.array([0, 1]), scaling, recipe)
 
 
 def _pack_nibbles(codes: NDArray[Any]) -> NDArray[np.uint8]:

@@ -175,7 +175,7 @@ def saved_bytes(run):
         ("mxfp8", True, 128 + 1, 128 + 1, 2 * (128 + 1)),
         ("mxfp8", False, 128 + 1, 128 + 1, 128 + 1),
         ("nvfp4_fp8", True, 64 + 8 + 128 + 1, 64 + 8 + 128 + 1, 2 * (128 + 1)),
-        ("bf16", True, 256, 256, 256),
+        ("bf16", True, 256 + 1, 256 + 1, 256 + 1),
     ],
 )
 def test_saved_are_payloads_and_not_qkv(recipe, causal, bytes_q, bytes_k, bytes_v):

@@ -27,8 +27,16 @@ backward_op = torch.ops.flamia.attention_backward.default
 # ---- torch.library.opcheck ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4_fp8", "bf16", "cudnn_mxfp8"])
+@pytest.mark.parametrize(
+    ("recipe", "dtype"),
+    [
+        ("mxfp8", torch.bfloat16),
+        ("mxfp8", torch.float32),
+        ("nvfp4_fp8", torch.bfloat16),
+        ("bf16", torch.float16),
+        ("cudnn_mxfp8", torch.bfloat16),
+    ],
+)
 def test_opcheck(recipe, dtype):
     q, k, v, dout = random_qkv(total=70, dtype=dtype)
     cu = torch.tensor([0, 1, 40, 66], dtype=torch.int32)
