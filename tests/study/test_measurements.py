@@ -97,6 +97,7 @@ def test_memory_counts_bytes() -> None:
     assert memory.measure_memory(RECIPES["bf16"], 4, 1, 128).ratio == pytest.approx(1, abs=0.01)
     cudnn = memory.measure_memory(RECIPES["cudnn_mxfp8"], 4, 1, 128)
     assert [len(cudnn.copies[name]) for name in "qkv"] == [2, 2, 1] and cudnn.total > found.total
+    assert cudnn.parts["rows"] == 16  # an LSE is enough where the backward normalises P
 
 
 def test_consistency_tells_one_p_from_two(small: sample.Sample) -> None:
