@@ -24,6 +24,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "literal_tables",
     "figures",
+    "study_run",
 ]
 myst_enable_extensions = ["dollarmath", "deflist"]
 templates_path = ["_templates"]
