@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ __all__ = ["BUILT_IN", "TargetUnavailableError", "resolve_target"]
 
 def _module_target(module: str, option: str = "") -> Callable[[str], Target]:
     def make(device: str) -> Target:
+        if find_spec("torch") is None:
+            raise TargetUnavailableError("PyTorch is not installed: pip install torch")
         found: Target = import_module(f"flamia.conformance.targets.{module}").make_target(option, device)
         return found
 

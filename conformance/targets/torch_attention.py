@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from inspect import signature
 from itertools import pairwise
 from typing import Any
 
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
 from flamia.conformance.targets.base import Target, TargetUnavailableError
 from flamia.conformance.targets.callables import CallableTarget
-
-try:
-    import torch
-    from torch.nn.functional import scaled_dot_product_attention
-except ImportError as error:
-    raise TargetUnavailableError("PyTorch is not installed: pip install torch") from error
 
 CLAIMS = frozenset({"leak", "pack", "suffix", "edges", "heads", "shift", "determinism", "strides", "graph"})
 """What the documentation of these functions lets a caller expect. ``--promises`` asks for more."""
@@ -34,11 +32,19 @@ BACKENDS = {
 
 def make_target(option: str, device: str) -> Target:
     """The target for a backend of scaled_dot_product_attention, ``"flex"`` or ``"varlen"``."""
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise TargetUnavailableError(f"device {device!r} is not available: PyTorch finds no CUDA device")
+    if option in ("cudnn", "varlen") or device.startswith("cuda"):
+        require_cuda(f"torch {option}".strip(), device)
     subjects: dict[str, Callable[[], Any]] = {"flex": lambda: _Flex(device), "varlen": _Varlen}
     subject = subjects.get(option, lambda: _Sdpa(option))()
     return CallableTarget(subject, subject.name, device)
+
+
+def require_cuda(name: str, device: str) -> None:
+    """Raise `TargetUnavailableError` unless ``device`` is a CUDA device that PyTorch finds."""
+    if not device.startswith("cuda"):
+        raise TargetUnavailableError(f"{name} runs on CUDA only: device must be 'cuda' or 'cuda:N', got {device!r}")
+    if not torch.cuda.is_available():
+        raise TargetUnavailableError(f"{name} runs on CUDA only, and PyTorch finds no CUDA device")
 
 
 class _TorchAttention:
@@ -169,8 +175,10 @@ class _Varlen(_TorchAttention):
             return torch.zeros_like(q)
         group = q.shape[1] // k.shape[1]
         keys, values = (x.repeat_interleave(group, 1) if group > 1 else x for x in (k, v))
-        window = (-1, 0) if causal else (-1, -1)
-        out = self.call(q, keys, values, cu, cu, longest, longest, scale=scale, window_size=window)
+        # the way to ask for causal attention has changed between releases
+        windowed = "window_size" in signature(self.call).parameters
+        mask: dict[str, Any] = {"window_size": (-1, 0 if causal else -1)} if windowed else {"is_causal": causal}
+        out: torch.Tensor = self.call(q, keys, values, cu, cu, longest, longest, scale=scale, **mask)
         # rows past the last document are not written
         inside = torch.arange(q.shape[0], device=q.device) < cu[-1]
         return torch.where(inside[:, None, None], out, out.new_zeros(()))
