@@ -8,6 +8,7 @@ from dataclasses import replace
 from flamia.conformance.cases import Case
 from flamia.conformance.levels import accuracy, bits, promises
 from flamia.conformance.levels.check import Check, Context, Outcome, not_applicable
+from flamia.conformance.levels.probing import plan_probes
 
 PER_CASE: dict[int, Callable[[Context, Case], list[Check]]] = {
     1: bits.plan_bytes,
@@ -22,7 +23,8 @@ PER_CASE: dict[int, Callable[[Context, Case], list[Check]]] = {
 def plan_checks(context: Context, levels: Iterable[int], cases: Iterable[Case]) -> list[Check]:
     """All checks, case by case, so that the levels of a case share the results of one call."""
     wanted = set(levels)
-    return [
+    probes = plan_probes(context) if 0 in wanted else []
+    return probes + [
         check
         for case in cases
         for level, plan in PER_CASE.items()
