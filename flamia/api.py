@@ -17,6 +17,12 @@ except ModuleNotFoundError as error:
     call = None  # type: ignore[assignment]  # so that these names can be documented and listed without PyTorch
 
 
+def require_torch(caller: str) -> None:
+    """:raises ImportError: naming the extra, without PyTorch."""
+    if call is None:
+        raise ImportError(f"{caller} needs PyTorch: run `pip install 'flamia[torch]'`")
+
+
 @overload
 def attention(
     q: Tensor,
@@ -93,8 +99,7 @@ def attention(
     passes between PyTorch and the reference without a copy. What is saved for the backward are the quantized operands,
     not q, k and v. The backward cannot be differentiated again.
     """
-    if call is None:
-        raise ImportError("flamia.attention needs PyTorch; run `pip install 'flamia[torch]'`")
+    require_torch("flamia.attention")
     out, lse = call.attention(
         q,
         k,

@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "conform": "flamia.conformance.command:conform",
     "bench": "flamia.bench.command:app",
     "kernels": "flamia.kernels.command:app",
+    "doctor": "flamia.doctor:doctor",
 }
 """Name -> ``module:attribute``: a function with Typer's annotations, or a `typer.Typer` of its own."""
 

@@ -1,17 +1,22 @@
 """Which kernel serves a call on a GPU: a table in which only certified kernels stand.
 
-A kernel enters the table with `register`, together with the certificate that says on which chip its source passed the
-conformance suite. Nothing else is ever launched: where no row of the table fits, `find` raises `NoCertifiedKernel`,
-whose one sentence says what is missing and what to run. The table is empty in this release.
+A kernel enters the table with `register`, which looks for a valid certificate: a record that this source, compiled by
+this compiler, passed every level of the conformance suite on this chip (`flamia.conformance.certificates`). Nothing
+else is ever launched: where no row of the table fits, `find` raises `NoCertifiedKernel`, whose one sentence says what
+is missing and what to run. In this release nothing registers a kernel for attention, so the table is empty.
 
 This module imports neither PyTorch nor CuPy, so that ``flamia doctor`` can list the table without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from flamia.conformance.certificates import Certificate, Identity, find_valid
+from flamia.conformance.results import LEVELS
 
 
 class NoCertifiedKernel(RuntimeError):
@@ -44,7 +49,7 @@ class AttentionKernel:
     shapes follow from the shapes of their arguments; so a call can be captured in a CUDA graph.
 
     :param name: unique; what ``flamia doctor`` prints.
-    :param certificate: what proves it, for people: chip, suite version, date.
+    :param identity: what a certificate must name: source hash, chip and compiler as they are now.
     :param forward: ``(q, k, v, cu_seqlens, recipe, causal, softmax_scale) -> (out, lse, m, l, saved)``, where
         ``saved`` is a list of tensors.
     :param backward: ``(dout, out, m, l, cu_seqlens, saved, kv_heads, recipe, causal, softmax_scale) -> (dq, dk, dv)``.
@@ -52,7 +57,7 @@ class AttentionKernel:
     """
 
     name: str
-    certificate: str
+    identity: Identity
     capability: tuple[int, int]
     recipes: tuple[str, ...]
     head_dims: tuple[int, ...]
@@ -71,19 +76,25 @@ class AttentionKernel:
         )
 
 
-_table: dict[str, AttentionKernel] = {}
+_table: dict[str, tuple[AttentionKernel, Certificate]] = {}
 
 
-def register(kernel: AttentionKernel) -> None:
-    """Enter a certified kernel; a kernel of the same name is replaced.
+def register(kernel: AttentionKernel, folders: Iterable[Path] | None = None) -> Certificate:
+    """Enter a kernel that has a valid certificate of every level; a kernel of the same name is replaced.
 
-    :raises ValueError: without a certificate, or for a name that selects the reference.
+    :param folders: where certificates lie; default: the user's and the shipped ones.
+    :returns: the certificate.
+    :raises NoCertifiedKernel: without one; says why and what to run.
+    :raises ValueError: for a name that selects the reference.
     """
-    if not kernel.certificate:
-        raise ValueError(f"kernel {kernel.name!r} must come with a certificate; run `flamia conform --certify`")
     if kernel.name.startswith("reference"):
         raise ValueError(f"name must not start with 'reference', got {kernel.name!r}")
-    _table[kernel.name] = kernel
+    try:
+        certificate = find_valid(kernel.identity, LEVELS, folders)
+    except LookupError as error:
+        raise NoCertifiedKernel(f"{error}; run `flamia conform --target {kernel.name} --certify`") from error
+    _table[kernel.name] = kernel, certificate
+    return certificate
 
 
 def unregister(name: str) -> None:
@@ -91,7 +102,7 @@ def unregister(name: str) -> None:
     del _table[name]
 
 
-def certified_kernels() -> list[AttentionKernel]:
+def certified_kernels() -> list[tuple[AttentionKernel, Certificate]]:
     """The whole table, in the order of registration."""
     return list(_table.values())
 
@@ -103,7 +114,7 @@ def get_kernel(name: str) -> AttentionKernel:
     """
     if name not in _table:
         raise NoCertifiedKernel(f"kernel {name!r} is not certified in this process; run `flamia doctor`")
-    return _table[name]
+    return _table[name][0]
 
 
 def find(request: Request) -> AttentionKernel:
@@ -111,7 +122,7 @@ def find(request: Request) -> AttentionKernel:
 
     :raises NoCertifiedKernel: in one sentence, what is missing and what to run.
     """
-    for kernel in _table.values():
+    for kernel, _ in _table.values():
         if kernel.serves(request):
             return kernel
     major, minor = request.capability

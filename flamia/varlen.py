@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flamia.api import attention
+from flamia.api import attention, require_torch
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,6 +55,7 @@ def flash_attn_varlen_func(
     :param recipe: FLAMIA's own, as ``backend``: see `flamia.attention`.
     :raises ValueError, TypeError: naming the argument, its value and what is allowed.
     """
+    require_torch("flamia.flash_attn_varlen_func")
     for name, value, allowed in (
         ("dropout_p", dropout_p, 0.0),
         ("softcap", softcap, 0.0),

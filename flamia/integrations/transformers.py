@@ -21,20 +21,20 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
 from flamia.api import attention
-from flamia.pytorch.arguments import assert_equal_documents, check_cu_seqlens
 from flamia.reference.recipes import Recipe, get_recipe
 
 try:
+    import torch
+    from torch import Tensor, nn
     from transformers import AttentionInterface, AttentionMaskInterface
 except ImportError as error:
     raise ImportError(
-        "flamia.integrations.transformers needs transformers with AttentionMaskInterface; "
+        "flamia.integrations.transformers needs PyTorch and transformers 5 or later: "
         "run `pip install 'flamia[transformers]'`"
     ) from error
+
+from flamia.pytorch.arguments import assert_equal_documents, check_cu_seqlens
 
 
 def register(recipe: Recipe | str = "mxfp8", *, backend: str = "auto", name: str | None = None) -> str:

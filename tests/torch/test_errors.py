@@ -9,8 +9,9 @@ torch = pytest.importorskip("torch")
 
 import flamia  # noqa: E402
 from flamia import dispatch  # noqa: E402
+from flamia.conformance.certificates import write_certificate  # noqa: E402
 from flamia.pytorch import call  # noqa: E402
-from tests.torch.tensors import random_qkv  # noqa: E402
+from tests.torch.tensors import certified, random_qkv  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -167,10 +168,10 @@ def test_cuda_without_certified_kernels_says_what_to_run(cuda_device, backend):
     )
 
 
-def test_a_certified_kernel_is_chosen_for_its_recipe_only(cuda_device):
+def test_a_certified_kernel_is_chosen_for_its_recipe_only(cuda_device, tmp_path):
     def row(name, **changes):
         values = {
-            "certificate": "test",
+            "identity": certified("hopper").identity,
             "capability": (9, 0),
             "recipes": ("mxfp8",),
             "head_dims": (64, 128),
@@ -178,13 +179,14 @@ def test_a_certified_kernel_is_chosen_for_its_recipe_only(cuda_device):
         } | changes
         return dispatch.AttentionKernel(name, **values, forward=print, backward=print, empty_saved=print)
 
+    write_certificate(certified("hopper"), tmp_path)
     others = [
         row("other chip", capability=(10, 0)),
         row("other dim", head_dims=(64,)),
         row("other dtype", dtypes=("float16",)),
     ]
     for kernel in (*others, row("hopper")):
-        dispatch.register(kernel)
+        dispatch.register(kernel, [tmp_path])
     try:
         derived = dataclasses.replace(flamia.recipes.MXFP8, p_exponent=7)
         for recipe in ("mxfp8", flamia.recipes.MXFP8):
@@ -193,13 +195,25 @@ def test_a_certified_kernel_is_chosen_for_its_recipe_only(cuda_device):
             call.choose_implementation(cuda_device, derived, True, "auto")
         assert call.choose_implementation(cuda_device, "mxfp8", True, "reference") == "reference:ideal"
     finally:
-        for kernel in dispatch.certified_kernels():
+        for kernel, _ in dispatch.certified_kernels():
             dispatch.unregister(kernel.name)
 
 
-def test_the_table_takes_certified_kernels_only():
-    row = dispatch.AttentionKernel("x", "", (9, 0), ("mxfp8",), (64,), ("bfloat16",), print, print, print)
-    with pytest.raises(ValueError, match="kernel 'x' must come with a certificate"):
-        dispatch.register(row)
+def test_the_table_takes_certified_kernels_only(tmp_path):
+    certificate = certified("x")
+    row = dispatch.AttentionKernel(
+        "x", certificate.identity, (9, 0), ("mxfp8",), (64,), ("bfloat16",), print, print, print
+    )
+    with pytest.raises(dispatch.NoCertifiedKernel, match=r"x .* has no certificate; run `flamia conform --target x"):
+        dispatch.register(row, [tmp_path])
+    write_certificate(certificate, tmp_path)
+    changed = dataclasses.replace(row, identity=dataclasses.replace(row.identity, source_hash="1" * 64))
+    with pytest.raises(dispatch.NoCertifiedKernel, match="the source has changed"):
+        dispatch.register(changed, [tmp_path])
+    write_certificate(dataclasses.replace(certificate, levels=(0, 1, 2, 4, 5)), tmp_path)
+    with pytest.raises(dispatch.NoCertifiedKernel, match=r"it does not have level 3"):
+        dispatch.register(row, [tmp_path])
     with pytest.raises(dispatch.NoCertifiedKernel, match="kernel 'x' is not certified in this process"):
         dispatch.get_kernel("x")
+    with pytest.raises(ValueError, match="name must not start with 'reference'"):
+        dispatch.register(dataclasses.replace(row, name="reference:x"), [tmp_path])

@@ -13,10 +13,11 @@ from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 import flamia  # noqa: E402
 from flamia import dispatch  # noqa: E402
+from flamia.conformance.certificates import write_certificate  # noqa: E402
 from flamia.pytorch import cpu, saved  # noqa: E402
 from flamia.pytorch.call import attention as _defined  # noqa: E402, F401
 from flamia.pytorch.recipe_text import decode_recipe, encode_recipe  # noqa: E402
-from tests.torch.tensors import CU, assert_same_bits, random_qkv  # noqa: E402
+from tests.torch.tensors import CU, assert_same_bits, certified, random_qkv  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -131,7 +132,7 @@ def test_recipes_survive_as_text(recipe):
 
 
 @pytest.fixture
-def kernel():
+def kernel(tmp_path):
     """A registered kernel that computes with the reference, padding what it saves as kernels do."""
 
     def forward(q, k, v, cu, recipe, causal, scale):
@@ -144,10 +145,12 @@ def kernel():
     def empty_saved(q, k, v, cu, recipe, causal):
         return [*saved.empty_operands(q, k, v, recipe, causal), q.new_empty(7, dtype=torch.float32)]
 
+    certificate = certified("stand-in")
+    write_certificate(certificate, tmp_path)
     made = dispatch.AttentionKernel(
-        "stand-in", "none", (0, 0), ("mxfp8",), (32,), ("bfloat16",), forward, backward, empty_saved
+        "stand-in", certificate.identity, (0, 0), ("mxfp8",), (32,), ("bfloat16",), forward, backward, empty_saved
     )
-    dispatch.register(made)
+    assert dispatch.register(made, [tmp_path]) == certificate
     yield made
     dispatch.unregister("stand-in")
 

@@ -1,0 +1,199 @@
+"""`flamia doctor` and what a machine without PyTorch, CuPy, driver or kernels is told."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flamia import doctor
+from flamia.conformance.certificates import Certificate, Identity, write_certificate
+from flamia.conformance.results import LEVELS, SUITE_VERSION
+from flamia.kernels import nvrtc
+
+ROOT = Path(__file__).resolve().parents[1]
+H200 = doctor.Gpu("NVIDIA H200", (9, 0))
+
+WITHOUT = """
+import sys
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def run_without(code, *absent):
+    """Run ``code`` where the packages ``absent`` cannot be imported; returns the finished process."""
+    source = WITHOUT.format(absent=absent) + code
+    return subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def find(findings, subject, state=None):
+    """The only finding about a subject."""
+    (found,) = [f for f in findings if f.subject == subject and state in (None, f.state)]
+    return found
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """A machine with chosen packages and GPUs, and no certificates."""
+    monkeypatch.setenv("FLAMIA_CERTIFICATE_DIR", str(tmp_path))
+    monkeypatch.setattr("flamia.conformance.certificates.SHIPPED", tmp_path / "none")
+
+    def make(gpus=None, **versions):
+        monkeypatch.setattr(doctor, "read_gpus", lambda: gpus)
+        monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name.replace("-", "_")))
+
+    return make
+
+
+# ---- the command -------------------------------------------------------------------------------------------
+
+
+def test_doctor_runs_on_a_bare_machine():
+    code = "sys.argv = ['flamia', 'doctor']; from flamia.cli import main; main()"
+    done = run_without(code, "torch", "cupy", "transformers")
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "reference computes; NumPy" in said
+    assert "not installed: no flamia.attention pip install 'flamia[torch]'" in said
+    assert "CUDA tensors: refused, because this release has no certified kernel for attention" in said
+
+
+def test_what_is_broken_sets_the_exit_code(monkeypatch):
+    import typer
+
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Finding("x", doctor.OK, "fine")])
+    with pytest.raises(typer.Exit) as ended:
+        doctor.doctor()
+    assert ended.value.exit_code == 0
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Finding("x", doctor.BROKEN, "[bold]not[/] fine")])
+    with pytest.raises(typer.Exit) as ended:
+        doctor.doctor()
+    assert ended.value.exit_code == 1
+
+
+def test_text_in_brackets_is_printed_as_it_is(monkeypatch, capsys):
+    import typer
+
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Finding("x", doctor.MISSING, "[a]", "pip install 'f[b]'")])
+    with pytest.raises(typer.Exit):
+        doctor.doctor()
+    said = capsys.readouterr().out
+    assert "[a]" in said and "pip install 'f[b]'" in said
+
+
+# ---- findings ----------------------------------------------------------------------------------------------
+
+
+def test_a_wrong_reference_is_found(monkeypatch):
+    assert find(doctor.examine_flamia(), "reference").state == doctor.OK
+    monkeypatch.setattr("flamia.reference.forward.sum_tokens", lambda profile, sums, p: sums.__iadd__(1))
+    wrong = find(doctor.examine_flamia(), "reference")
+    assert wrong.state == doctor.BROKEN and wrong.fix
+
+
+def test_an_exception_in_a_check_becomes_a_finding(machine, monkeypatch):
+    machine()
+    monkeypatch.setattr(nvrtc, "load_nvrtc", lambda: 1 / 0)
+    found = find(doctor.examine(), "NVRTC")
+    assert found.state == doctor.BROKEN and found.text.startswith("ZeroDivisionError")
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "fix"),
+    [
+        (None, doctor.MISSING, "pip install 'flamia[transformers]'"),
+        ("4.57.1", doctor.MISSING, "pip install --upgrade 'transformers>=5'"),
+        ("5.24.0", doctor.OK, ""),
+    ],
+)
+def test_transformers(machine, version, state, fix):
+    machine(transformers=version)
+    found = find(doctor.examine_transformers(), "transformers")
+    assert (found.state, found.fix) == (state, fix)
+
+
+def test_without_a_gpu_nothing_of_cuda_is_missing(machine, monkeypatch):
+    machine()
+    monkeypatch.setattr(nvrtc, "load_nvrtc", not_found)
+    findings = doctor.examine()
+    assert find(findings, "GPU").text == "no NVIDIA driver: everything runs on the CPU"
+    assert {find(findings, name).state for name in ("CuPy", "NVRTC")} == {doctor.NOTE}
+
+
+def test_with_a_gpu_what_is_missing_comes_with_its_command(machine, monkeypatch):
+    machine([H200])
+    monkeypatch.setattr(nvrtc, "load_nvrtc", not_found)
+    findings = doctor.examine()
+    assert find(findings, "NVIDIA H200").text == "compute capability 9.0, target sm_90a"
+    for name in ("CuPy", "NVRTC"):
+        found = find(findings, name)
+        assert (found.state, found.fix) == (doctor.MISSING, "pip install 'flamia[cuda]'")
+    refused = find(findings, "flamia.attention", doctor.MISSING)
+    assert "no certified kernel" in refused.text and "backend='reference'" in refused.fix
+
+
+def not_found():
+    raise nvrtc.NvrtcNotFoundError("none")
+
+
+def test_a_gpu_without_kernels_is_named(machine):
+    machine([doctor.Gpu("NVIDIA A100", (8, 0))])
+    found = find(doctor.examine(), "NVIDIA A100")
+    assert found.state == doctor.NOTE and "8.0 has no FLAMIA kernels; supported GPUs have one of 9.0" in found.text
+
+
+def test_a_driver_that_does_not_answer_is_broken(machine, monkeypatch):
+    machine()
+
+    def broken():
+        raise RuntimeError("cuInit gives error 999")
+
+    monkeypatch.setattr(doctor, "read_gpus", broken)
+    found = find(doctor.examine(), "GPU")
+    assert found.state == doctor.BROKEN and "cuInit gives error 999" in found.text
+
+
+def test_certificates_are_listed(machine, tmp_path):
+    machine([H200])
+    identity = Identity("hopper-forward", "mxfp8", "hopper", "0" * 64, "NVIDIA H200", "9.0", "NVRTC 13.0")
+    made = Certificate(identity, SUITE_VERSION, tuple(LEVELS), "full", 1, "2025-01-01T00:00:00+00:00", {})
+    write_certificate(made, tmp_path)
+    (tmp_path / "spoiled.json").write_text("{}")
+    findings = [f for f in doctor.examine_certificates([H200]) if f.subject == "certificate"]
+    states = {f.state: f for f in findings}
+    assert "hopper-forward on NVIDIA H200: levels 0, 1, 2, 3, 4, 5" in states[doctor.NOTE].text
+    assert states[doctor.BROKEN].fix == f"remove {tmp_path / 'spoiled.json'}"
+
+
+# ---- without PyTorch ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "caller"),
+    [
+        ("flamia.attention(1, 2, 3)", "flamia.attention"),
+        ("flamia.flash_attn_varlen_func(1, 2, 3, 4, 5, 6, 7)", "flamia.flash_attn_varlen_func"),
+    ],
+)
+def test_without_torch_a_call_says_which_extra_to_install(call, caller):
+    code = f"import flamia, inspect; inspect.signature(flamia.attention); print('imported'); {call}"
+    done = run_without(code, "torch")
+    assert done.stdout == "imported\n"
+    assert done.stderr.rstrip().endswith(f"ImportError: {caller} needs PyTorch: run `pip install 'flamia[torch]'`")
+
+
+@pytest.mark.parametrize("absent", ["torch", "transformers"])
+def test_the_integration_says_which_extra_to_install(absent):
+    done = run_without("import flamia; flamia.integrations.transformers", absent)
+    assert "run `pip install 'flamia[transformers]'`" in done.stderr.splitlines()[-1]
+
+
+def test_integrations_have_no_other_names():
+    import flamia
+
+    with pytest.raises(AttributeError, match=r"module 'flamia\.integrations' has no attribute 'nothing'"):
+        flamia.integrations.nothing  # noqa: B018
