@@ -42,7 +42,7 @@ def vary_transformer_engine_3248(inputs: Inputs) -> list[Variant]:
     for token in (16, 32):
         changed = inputs.copied()
         changed.v[token] = 1
-        variants.append(Variant(f"v[{token}] = 1", changed, np.array([token - 1])))
+        variants.append(Variant(f"v[{token}] = 1", changed, np.array([token - 1]), single=1))
     return variants
 
 

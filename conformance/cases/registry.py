@@ -53,11 +53,13 @@ class Variant:
 
     :param label: what was changed.
     :param cuts: int64 ``(documents,)``: the last position of each document that must not move; -1: none.
+    :param single: which token after the cut was changed, 1 for the next; 0: any of them.
     """
 
     label: str
     inputs: Inputs
     cuts: NDArray[np.int64]
+    single: int = 0
 
 
 @dataclass(frozen=True)

@@ -51,13 +51,12 @@ def check_leak(context: Context, case: Case) -> Outcome:
     first: tuple[Variant, Results] | None = None
     for variant in variants:
         after = context.target.run(variant.inputs)
-        # a variant of the case's own changes one token, the first after the cut
-        if moved.add(before, after, variant.cuts, 0 if case.vary is None else 1) and first is None:
+        if moved.add(before, after, variant.cuts, variant.single) and first is None:
             first = variant, after
     numbers = {"positions": float(moved.positions), "calls": float(len(variants) + 1)}
     if first is None:
         return Outcome(numbers=numbers, arrays={"leak_map": moved.map})
-    if case.vary is None:
+    if not moved.distance:
         _try_single_tokens(context, inputs, before, first[0], moved)
     numbers |= {"smallest_distance": float(moved.distance), "moved_rows": float(np.nansum(moved.map > 0))}
     message, at = _describe(inputs, before, first[1], first[0])
@@ -81,18 +80,23 @@ def default_variants(inputs: Inputs, size: str) -> Iterator[Variant]:
             yield Variant(label, change_after(inputs, cuts, names, factor), cuts)
 
 
-def change_after(
-    inputs: Inputs, cuts: NDArray[np.int64], names: str, factor: float, count: int | None = None
-) -> Inputs:
-    """Multiply the tokens after the cuts: all to the end of their document, or only the ``count``-th after the cut."""
+def change_after(inputs: Inputs, cuts: NDArray[np.int64], names: str, factor: float) -> Inputs:
+    """Multiply the tokens after the cuts, to the end of their documents."""
     chosen = np.zeros(inputs.total, bool)
     for start, stop, cut in zip(inputs.cu_seqlens[:-1], inputs.cu_seqlens[1:], cuts, strict=True):
-        if count is None:
-            chosen[start + cut + 1 : stop] = True
-        elif start + cut + count < stop:
-            chosen[start + cut + count] = True
+        chosen[start + cut + 1 : stop] = True
     factors = np.where(chosen, factor, 1.0)[:, None, None]
     return inputs.replace(**{name: scaled(getattr(inputs, name), factors) for name in names})
+
+
+def take_single(inputs: Inputs, variant: Variant, count: int) -> Inputs:
+    """Of a variant's changes only those to the ``count``-th token after each cut."""
+    rows = inputs.cu_seqlens[:-1] + variant.cuts + count
+    rows = rows[rows < inputs.cu_seqlens[1:]]
+    taken = inputs.copied()
+    for name in "qkv":
+        getattr(taken, name)[rows] = getattr(variant.inputs, name)[rows]
+    return taken
 
 
 class _LeakMap:
@@ -135,11 +139,10 @@ def moved_numbers(before: Results, after: Results) -> NDArray[np.float64]:
 
 
 def _try_single_tokens(context: Context, inputs: Inputs, before: Results, variant: Variant, moved: _LeakMap) -> None:
-    names, factor = CHANGES[variant.label]
     for count in range(1, SINGLES + 1):
         if count >= moved.distance > 0:
             break  # every row that can still move is at least this far away
-        after = context.target.run(change_after(inputs, variant.cuts, names, factor, count))
+        after = context.target.run(take_single(inputs, variant, count))
         moved.add(before, after, variant.cuts, count)
 
 
