@@ -5,7 +5,7 @@ says what it is and names the trigger of each bug class that it covers.
 """
 
 # importing these modules fills the registry
-from flamia.conformance.cases import arguments, documents, extremes, heads, leaks, strides, values  # noqa: F401
+from flamia.conformance.cases import arguments, documents, extremes, gaps, heads, leaks, strides, values  # noqa: F401
 from flamia.conformance.cases.registry import (
     BUG_CLASSES,
     CASES,

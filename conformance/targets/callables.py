@@ -183,10 +183,10 @@ class CallableTarget(Target):
 
     def _array(self, x: Any) -> Array:
         if isinstance(x, np.ndarray):
-            return x
+            return x.copy()  # the next call may overwrite it
         from flamia.conformance.targets.tensors import to_numpy
 
-        return to_numpy(x)
+        return to_numpy(x).copy()
 
 
 def _split(returned: Any) -> tuple[Any, Any]:
