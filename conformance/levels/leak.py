@@ -3,10 +3,10 @@
 Note [Leak check]
 ~~~~~~~~~~~~~~~~~
 Every document of the pack has its own cut t. All tokens after the cut are changed, in the whole pack at once, and out
-and LSE of the rows up to the cuts must keep their bits. Document i is cut after token i, then after i + 32, and so on,
-so that a pack of 32 documents meets every residue modulo 32: scale blocks hide a leak where one ends at the cut. The
-changes are finite (numbers that are not finite are the business of *containment*): everything times 2^20 or 2^-20, and
-V or K alone.
+and LSE of the rows up to the cuts must keep their bits. Document i is cut after token i, so that a pack of 32 documents
+meets every residue modulo 32: scale blocks hide a leak where one ends at the cut. Further rounds cut at the end of the
+first tile and further on. The changes are finite (numbers that are not finite are the business of *containment*):
+everything times 2^20 or 2^-20, and V or K alone.
 
 Once a row has moved, tokens after the cut are changed one by one, at distance 1, 2, ... behind it, to find the smallest
 distance between a changed token and a row that it moved. The map holds one row per document and one column per
@@ -71,8 +71,8 @@ def default_variants(inputs: Inputs, size: str) -> Iterator[Variant]:
     index = np.arange(len(lengths))
     rounds = min(ROUNDS[size], -(-int(lengths.max(initial=1)) // BLOCK))
     for r in range(rounds):
-        # document i after token i + 32 r, and after the tile that this falls in for every second round
-        cuts = (index + BLOCK * (r if r % 2 == 0 else 5 * r)) % np.maximum(lengths - 1, 1)
+        # an odd number of blocks further each time, so that the rounds meet other blocks and tiles
+        cuts = (index + 5 * BLOCK * r) % np.maximum(lengths - 1, 1)
         if r == 1:
             cuts = np.where(lengths > TILE, TILE - 1 + index % 2, cuts)
         cuts = np.where(lengths > 1, cuts, -1)

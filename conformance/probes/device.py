@@ -32,11 +32,16 @@ def load(source: str, target: Target, device: str) -> Any:
 
     text = (resources.files(__package__) / source).read_text(encoding="utf-8")
     compiled = load_nvrtc().compile(source, text, {}, target)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "probe.cubin"
-        path.write_bytes(compiled.cubin)
-        with cupy.cuda.Device(_index(device)):
-            return cupy.RawModule(path=str(path))
+    path = Path(_folder().name) / f"{source}-{target.name}.cubin"
+    path.write_bytes(compiled.cubin)
+    with cupy.cuda.Device(_index(device)):
+        return cupy.RawModule(path=str(path))
+
+
+@cache
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    """Where the machine code lies until the process ends."""
+    return tempfile.TemporaryDirectory(prefix="flamia-probes-")
 
 
 def launch(source: str, entry: str, device: str, blocks: int, threads: int, arguments: list[Any]) -> None:

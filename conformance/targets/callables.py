@@ -20,6 +20,7 @@ optional, say more:
 ``profile``    machine profile of the same; default ``"ideal"``
 ``bits``       True if it promises the reference's bits under them; default False
 ``promises``   the level-4 checks it claims, keys of `base.PROMISES`; default: all
+``graphs``     False if it cannot be captured in a CUDA graph; default: True
 ``dtypes``     what it takes, of ``("bfloat16", "float32")``; default: both
 ``name``       for reports
 =============  ==================================================================================================
@@ -124,8 +125,8 @@ class CallableTarget(Target):
         return {name: self._array(x) for name, x in found.items()}
 
     def replay(self, first: Inputs, second: Inputs) -> Results | None:
-        """A captured graph on other contents; None off a CUDA device."""
-        if self.tensors != "torch" or not self.device.startswith("cuda"):
+        """A captured graph on other contents; None off a CUDA device, or if the subject says so."""
+        if not (self.tensors == "torch" and self.device.startswith("cuda") and getattr(self.subject, "graphs", True)):
             return None
         from flamia.conformance.targets.tensors import replay_graph
 

@@ -41,6 +41,7 @@ class _FlashAttention:
     tensors = "torch"
     promises = CLAIMS
     dtypes = ("bfloat16",)
+    graphs = False
     packages = ("flash-attn",)
 
     def __init__(self, module: Any) -> None:
@@ -69,8 +70,9 @@ class _TransformerEngine:
     """DotProductAttention in the packed ``thd`` layout."""
 
     tensors = "torch"
-    promises = CLAIMS - {"graph"}
+    promises = CLAIMS
     dtypes = ("bfloat16",)
+    graphs = False
     packages = ("transformer-engine",)
 
     def __init__(self, module: Any) -> None:
@@ -114,8 +116,9 @@ class _Cudnn:
     """cuDNN's scaled dot-product attention, one forward and one backward graph per document."""
 
     tensors = "torch"
-    promises = CLAIMS - {"graph"}
+    promises = CLAIMS
     dtypes = ("bfloat16",)
+    graphs = False
     packages = ("nvidia-cudnn-frontend", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12")
 
     def __init__(self, module: Any) -> None:

@@ -1,0 +1,228 @@
+"""The runner, the levels and the targets, on implementations whose verdict is known."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from flamia.conformance import LEVELS, Inputs, Report, Target, TargetUnavailableError, resolve_target, run
+from flamia.conformance.targets import PROMISES, CallableTarget, ReferenceTarget
+from flamia.reference import RECIPES, attention_backward, attention_forward, attention_oracle
+
+FEW = ["documents/empty_middle", "documents/padding", "values/one_hot", "leak/transformer_engine_3248"]
+
+
+def exact(q, k, v, cu_seqlens, *, causal, softmax_scale):
+    """A callable of NumPy arrays: float64 attention, rounded once."""
+    found = attention_oracle(q, k, v, cu_seqlens, causal=causal, softmax_scale=softmax_scale)
+    return found.out.astype(q.dtype), found.lse.astype(np.float32)
+
+
+exact.tensors = "numpy"
+# the oracle multiplies what it masks by zero, and its BLAS may sum in another order for another shape
+exact.promises = ("leak", "edges", "determinism", "strides", "zero_scale")
+
+
+class ReferenceObject:
+    """The reference behind the protocol of objects, without stages."""
+
+    tensors, recipe, bits, name = "numpy", "mxfp8", True, "object"
+    promises = frozenset(PROMISES) - {"graph"}
+
+    def forward(self, q, k, v, cu_seqlens, *, causal, softmax_scale):
+        f = attention_forward(q, k, v, cu_seqlens, causal=causal, softmax_scale=softmax_scale)
+        return f.out, f.lse, f
+
+    def backward(self, dout, saved):
+        g = attention_backward(dout, saved)
+        return g.dq, g.dk, g.dv
+
+
+def failures(report: Report) -> dict[str, str]:
+    return {r.name: r.message for r in report.failures()}
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4_fp8"])
+def test_the_reference_passes(recipe: str) -> None:
+    few = ["extremes/nan_in_k", "extremes/scale_*", "extremes/tiny_blocks", "strides/sliced_qkv", "offsets/*"]
+    report = run("reference", cases=[*FEW, *few, "arguments/malformed", "values/ones"], recipe=recipe)
+    assert failures(report) == {} and report.passed
+    assert {level: report.level_status(level) for level in LEVELS} == {
+        0: "not_applicable", 1: "passed", 2: "passed", 3: "passed", 4: "passed", 5: "passed"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", ["blackwell", "hopper"])
+def test_the_reference_passes_under_a_bit_accurate_profile(profile: str) -> None:
+    report = run("reference", cases=["documents/empty_middle", "extremes/nan_in_k"], profile=profile)
+    assert failures(report) == {} and report.passed and report.profile == profile
+
+
+def test_an_object_without_stages_has_bits_of_its_outputs_only() -> None:
+    report = run(ReferenceObject(), cases=FEW)
+    assert failures(report) == {}
+    assert report.level_status(1) == "not_applicable"
+    assert [report.level_status(level) for level in (2, 3, 4, 5)] == ["passed"] * 4
+    assert "stage hooks" in next(r.message for r in report.results if r.level == 1)
+
+
+def test_a_callable_is_held_to_promises_and_budget() -> None:
+    report = run(exact, cases=[*FEW, "values/gaussian", "heads/dim_48", "extremes/scale_zero"])
+    assert failures(report) == {} and report.recipe == "bf16"
+    assert report.level_status(2) == report.level_status(3) == "not_applicable"
+    assert report.count("passed", 5) > 3
+    numbers = next(r.numbers for r in report.results if r.name == "values/gaussian:accuracy")
+    assert 0 < numbers["out_worst_over_budget"] < 1 and "dq_worst_over_budget" not in numbers
+
+
+@pytest.mark.parametrize(("recipe", "rows"), [("cudnn_mxfp8", 16), ("tile_32x32", 16), ("tensor_fp8", 32)])
+def test_leaks_of_others_are_found_with_coordinate_distance_and_map(recipe: str, rows: int) -> None:
+    """TransformerEngine issue 3248: V[16] = 1 changes the outputs of tokens 0 to 15, V[32] = 1 changes none."""
+    report = run("reference", levels=[4], cases=["leak/transformer_engine_3248"], recipe=recipe)
+    (result,) = report.results
+    assert result.status == "failed" and result.coordinate == (0, 0, 0)
+    assert result.numbers["smallest_distance"] == 1 and result.numbers["moved_rows"] == rows
+    assert "v[16] = 1 from token 16 on moved out[0, 0, 0]" in result.message
+    moved = result.arrays["leak_map"][0]
+    assert (moved[:rows] > 0).all() and (moved[rows:32] == 0).all() and np.isnan(moved[32:]).all()
+
+
+@pytest.mark.parametrize("recipe", ["cudnn_mxfp8", "tile_32x32", "tensor_fp8"])
+def test_leaks_of_others_are_found_by_the_general_case(recipe: str) -> None:
+    report = run("reference", levels=[4], cases=["leak/every_residue"], promises=["leak"], recipe=recipe)
+    found = {r.check: r for r in report.results}
+    assert found["leak"].status == "failed" and found["leak"].coordinate is not None
+    assert found["suffix"].status == "not_applicable"
+
+
+@dataclasses.dataclass
+class Far(Target):
+    """Exact attention, but token t moves the output of token t - 5."""
+
+    name = "far"
+    backward = lse = False
+
+    def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False):
+        results = ReferenceTarget("bf16").run(inputs)
+        out = results.out.copy()
+        out[:-5, 0, 0] = inputs.v[5:, 0, 0]
+        return dataclasses.replace(results, out=out, lse=None)
+
+
+def test_the_distance_of_a_leak_is_that_of_the_token_that_moves() -> None:
+    report = run(Far(), levels=[4], cases=["leak/every_residue"], promises=["leak"])
+    (result,) = [r for r in report.results if r.check == "leak"]
+    assert result.status == "failed" and result.numbers["smallest_distance"] == 5
+
+
+def test_a_recipe_whose_diagonal_tile_leaks_is_found() -> None:
+    faulty = dataclasses.replace(RECIPES["mxfp8"], name="faulty", diagonal_values=None)
+    report = run("reference", levels=[2, 4], cases=["leak/every_residue"], recipe=faulty)
+    assert "leak/every_residue:leak" in failures(report)
+
+
+def wrong_by(change):
+    """The exact callable with a fault."""
+
+    def faulty(q, k, v, cu_seqlens, *, causal, softmax_scale):
+        out, lse = exact(q, k, v, cu_seqlens, causal=causal, softmax_scale=softmax_scale)
+        return change(out, lse)
+
+    faulty.tensors = "numpy"
+    faulty.promises = exact.promises
+    return faulty
+
+
+def with_nan(out, lse):
+    """A NaN in row 3."""
+    return np.where(np.arange(len(out))[:, None, None] == 3, np.nan, out).astype(out.dtype), lse
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (lambda out, lse: (out * bfloat16(1.04), lse), "accuracy"),
+        (lambda out, lse: (out, lse / np.float32(np.log(2))), "accuracy"),
+        (with_nan, "edges"),
+        (lambda out, lse: (out, np.nan_to_num(lse, neginf=0)), "edges"),
+        (lambda out, lse: (out[..., :32], lse), "edges"),
+    ],
+    ids=["scaled", "base two", "nan", "padding", "shape"],
+)
+def test_faults_of_callables_are_found(change, check: str) -> None:
+    report = run(wrong_by(change), cases=["documents/padding", "values/lse"])
+    assert any(name.endswith(check) for name in failures(report)), failures(report)
+
+
+def test_an_exception_is_an_error_and_not_a_pass() -> None:
+    def broken(q, k, v, cu_seqlens, *, causal, softmax_scale):
+        if len(cu_seqlens) > 4:
+            raise RuntimeError("no more than three documents")
+        return exact(q, k, v, cu_seqlens, causal=causal, softmax_scale=softmax_scale)
+
+    broken.tensors, broken.promises = "numpy", ()
+    report = run(broken, levels=[5], cases=["documents/full_attention"])
+    (result,) = report.results
+    assert result.status == "error" and result.message == "RuntimeError: no more than three documents"
+    assert not report.passed
+
+
+def test_illegal_calls_that_are_accepted_are_listed() -> None:
+    lenient = CallableTarget(exact)
+    lenient.promises = frozenset({"validation"})
+    report = run(lenient, levels=[4], cases=["arguments/malformed"])
+    assert report.passed  # the oracle checks its arguments
+
+    def careless(q, k, v, cu_seqlens, *, causal, softmax_scale):
+        return np.zeros_like(q)
+
+    careless.tensors = "numpy"
+    (result,) = run(careless, levels=[4], cases=["arguments/malformed"]).results
+    assert result.status == "failed" and "softmax_scale -0.125" in result.message
+
+
+def test_stop_at_the_first_failure_and_progress() -> None:
+    seen = []
+    report = run(
+        "reference",
+        levels=[4],
+        cases=["leak/*"],
+        recipe="tile_32x32",
+        stop_on_failure=True,
+        progress=lambda result, done, total: seen.append((result.name, done, total)),
+    )
+    assert len(report.results) == len(seen) < seen[0][2]
+    assert [done for _, done, _ in seen] == list(range(1, len(seen) + 1))
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ValueError, match="levels must be some of"):
+        run("reference", levels=[6])
+    with pytest.raises(ValueError, match="got 'no-such-target'"):
+        run("no-such-target")
+    with pytest.raises(ValueError, match=r"got 'flamia\.reference:nothing'"):
+        resolve_target("flamia.reference:nothing")
+    with pytest.raises(ValueError, match=r"promises must be some of .*, got \['honour'\]"):
+        run("reference", promises=["honour"])
+    with pytest.raises(TypeError, match="target must be callable"):
+        run(3)
+
+
+def test_a_vendor_that_is_missing_says_so() -> None:
+    with pytest.raises(TargetUnavailableError, match="not installed"):
+        resolve_target("flash-attn")
+
+
+def test_a_target_by_import_path(tmp_path, monkeypatch) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from flamia.reference import attention_forward\n"
+        "def attend(q, k, v, cu_seqlens, *, causal, softmax_scale):\n"
+        "    f = attention_forward(q, k, v, cu_seqlens, causal=causal, softmax_scale=softmax_scale)\n"
+        "    return f.out\n"
+        "attend.tensors = 'numpy'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    target = resolve_target("mine:attend", recipe="mxfp8")
+    assert target.name == "mine:attend" and not target.lse and not target.backward
+    assert run(target, cases=["documents/padding"], promises=["edges"]).passed
