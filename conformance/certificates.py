@@ -3,8 +3,9 @@
 Note [Certificates]
 ~~~~~~~~~~~~~~~~~~~
 A certificate says that what has this *source hash* passed these *levels* of this *suite version* on this *chip* after
-compilation by this *compiler*. It is issued from a `Report` in which something passed and nothing failed. Levels that
-were not asked for, or that do not apply to the target, are not in it.
+compilation by this *compiler*. It is issued from a `Report` without a failure that has every case of its size. Levels
+that were not asked for, or that do not apply to the target, are not in it, and checks of its levels that never applied
+are named.
 
 A certificate speaks for exactly what it names. It is not valid (`Certificate.invalid_because`) for
 
@@ -37,11 +38,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from flamia.conformance.cases import SIZES, select_cases
 from flamia.conformance.results import LEVELS, SUITE_VERSION, Report
 from flamia.conformance.targets.base import Target, describe_recipe
+from flamia.reference.profiles import get_profile
 
 FORMAT = 1
 """Version of the files."""
+
+NO_VERSIONS = ("device", "compute capability", "platform", "flamia")
+"""Entries of a target's environment that say nothing about how it was compiled."""
 
 SHIPPED = Path(__file__).resolve().parent / "certified"
 """Certificates that come with the package."""
@@ -57,7 +63,8 @@ class Identity:
     :param source_hash: SHA-256 of all that the kernel is compiled from, 64 hexadecimal digits.
     :param chip: name of the device, such as ``NVIDIA H200``.
     :param compute_capability: such as ``9.0``; empty for a CPU.
-    :param compiler: name and version, such as ``NVRTC 13.0.88``.
+    :param compiler: name and version, such as ``NVRTC 13.0.88``; for what is not compiled here, the versions of the
+        packages that it runs on.
     """
 
     kernel: str
@@ -67,6 +74,16 @@ class Identity:
     chip: str
     compute_capability: str
     compiler: str
+
+    @property
+    def subject(self) -> str:
+        """Kernel, recipe and profile."""
+        return f"{self.kernel} ({self.recipe}, {self.profile})"
+
+    @property
+    def device(self) -> str:
+        """Chip and compute capability."""
+        return self.chip + (f" ({self.compute_capability})" if self.compute_capability else "")
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,8 @@ class Certificate:
     :param checks: how many checks passed.
     :param date: UTC, ISO 8601, when the run started.
     :param environment: versions and machine, as in the report.
+    :param not_applicable: checks of these levels that applied in no case, such as ``"graph"`` of a target that does not
+        promise it: what the certificate does not speak of.
     """
 
     identity: Identity
@@ -89,23 +108,25 @@ class Certificate:
     checks: int
     date: str
     environment: Mapping[str, str]
+    not_applicable: tuple[str, ...] = ()
 
-    def invalid_because(self, current: Identity, levels: Iterable[int] = ()) -> list[str]:
+    def invalid_because(self, current: Identity, levels: Iterable[int] = (), size: str = "quick") -> list[str]:
         """Why it does not hold for what is here now, a sentence per reason; empty: it is valid.
 
         :param current: the kernel as it is now, on the chip that it will run on.
         :param levels: levels that it must have.
+        :param size: the size of cases that it must have, or more.
         """
         mine = self.identity
         reasons = []
-        if _subject(mine) != _subject(current):
-            reasons.append(f"it is for {_subject(mine)}, this is {_subject(current)}")
+        if mine.subject != current.subject:
+            reasons.append(f"it is for {mine.subject}, this is {current.subject}")
         if mine.source_hash != current.source_hash:
             reasons.append(
                 f"the source has changed: certified was {mine.source_hash[:12]}, this is {current.source_hash[:12]}"
             )
         if (mine.chip, mine.compute_capability) != (current.chip, current.compute_capability):
-            reasons.append(f"it was issued on {_chip(mine)}, this is {_chip(current)}")
+            reasons.append(f"it was issued on {mine.device}, this is {current.device}")
         if mine.compiler != current.compiler:
             reasons.append(f"it was compiled by {mine.compiler}, this is {current.compiler}")
         if _version(self.suite_version) < _version(SUITE_VERSION):
@@ -114,6 +135,8 @@ class Certificate:
         if missing:
             named = ", ".join(f"{level} ({LEVELS.get(level, 'unknown')})" for level in missing)
             reasons.append(f"it does not have level {named}")
+        if SIZES.index(self.size) < SIZES.index(size):
+            reasons.append(f"it passed the {self.size} cases, not the {size} ones")
         return reasons
 
     @property
@@ -121,13 +144,13 @@ class Certificate:
         """Of the file that holds it: one per identity; a newer run replaces an older one."""
         i = self.identity
         told_apart = hash_sources(asdict(i))[:12]
-        return f"{_slug(i.kernel)}--{_slug(_chip(i))}--{told_apart}.json"
+        return f"{_slug(i.kernel)}--{_slug(i.device)}--{told_apart}.json"
 
 
 def issue_certificate(report: Report, identity: Identity) -> Certificate:
     """The certificate that a report is worth.
 
-    :raises ValueError: for a report in which anything failed or nothing passed.
+    :raises ValueError: for a report in which anything failed, nothing passed, or cases are missing.
     """
     failures = list(report.failures())
     if failures:
@@ -138,6 +161,14 @@ def issue_certificate(report: Report, identity: Identity) -> Certificate:
     levels = tuple(level for level in LEVELS if report.level_status(level) == "passed")
     if not levels:
         raise ValueError(f"report must have checks that passed to certify {report.target}, got none")
+    exact = get_profile(report.profile).exact
+    for case in select_cases(None, report.size, tiny=not exact and report.size == "quick"):
+        for level in set(levels) & set(case.levels):
+            if not any(r.level == level and r.case == case.name for r in report.results):
+                raise ValueError(
+                    f"report must have every {report.size} case to certify {report.target}, got none of level {level} "
+                    f"for {case.name}"
+                )
     return Certificate(
         identity=identity,
         suite_version=report.suite_version,
@@ -146,19 +177,26 @@ def issue_certificate(report: Report, identity: Identity) -> Certificate:
         checks=report.count("passed"),
         date=report.started,
         environment=dict(report.environment),
+        not_applicable=_never_applied(report, levels),
     )
+
+
+def _never_applied(report: Report, levels: Iterable[int]) -> tuple[str, ...]:
+    asked = {(r.check, r.status) for r in report.results if r.level in levels}
+    return tuple(sorted({name for name, _ in asked} - {name for name, status in asked if status == "passed"}))
 
 
 def identify_target(target: Target) -> Identity:
     """The identity of a target as it is now.
 
-    Its chip and compiler are those of ``target.environment()`` (``device``, ``compute capability``, ``compiler``; a
-    target that is not compiled counts the Python interpreter). Its source is what ``target.sources()`` says, if it has
-    that: text by name. Otherwise it is the package or module that defines the callable, without what that imports.
+    Its chip and compiler are those of ``target.environment()`` (``device``, ``compute capability``, ``compiler``;
+    without a compiler, all versions in it). Its source is what ``target.sources()`` says, if it has that: text by name.
+    Otherwise it is the package or module that defines the callable, without what that imports.
     """
     environment = target.environment()
     own = getattr(target, "sources", None)
     sources = own() if callable(own) else defining_sources(getattr(target, "subject", target))
+    versions = ", ".join(f"{name} {text}" for name, text in sorted(environment.items()) if name not in NO_VERSIONS)
     return Identity(
         kernel=target.name,
         recipe=describe_recipe(target.recipe),
@@ -166,7 +204,7 @@ def identify_target(target: Target) -> Identity:
         source_hash=hash_sources(sources),
         chip=environment.get("device", environment.get("platform", "unknown")),
         compute_capability=environment.get("compute capability", ""),
-        compiler=environment.get("compiler", f"Python {environment.get('python', '')}".strip()),
+        compiler=environment.get("compiler", versions),
     )
 
 
@@ -252,7 +290,7 @@ def read_certificate(path: Path) -> Certificate:
         if found.pop("format") != FORMAT:
             raise ValueError(f"its format is not {FORMAT}")
         found["identity"] = Identity(**found["identity"])
-        found["levels"] = tuple(found["levels"])
+        found["levels"], found["not_applicable"] = tuple(found["levels"]), tuple(found["not_applicable"])
         certificate = Certificate(**found)
         _require_types(certificate)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -282,22 +320,24 @@ def find_valid(current: Identity, levels: Iterable[int] = (), folders: Iterable[
     valid = [c for c in candidates if not c.invalid_because(current, needed)]
     if valid:
         return max(valid, key=lambda c: (len(c.levels), datetime.fromisoformat(c.date)))
-    near = [c for c in candidates if _subject(c.identity) == _subject(current)]
+    near = [c for c in candidates if c.identity.subject == current.subject]
     if not near:
-        raise LookupError(f"{_subject(current)} has no certificate")
+        raise LookupError(f"{current.subject} has no certificate")
     why = "\n".join(f"- of {c.date}: {'; '.join(c.invalid_because(current, needed))}" for c in near)
-    raise LookupError(f"{_subject(current)} has no valid certificate on {_chip(current)}:\n{why}")
+    raise LookupError(f"{current.subject} has no valid certificate on {current.device}:\n{why}")
 
 
 def _require_types(certificate: Certificate) -> None:
     """What `asdict` wrote, and nothing else: a wrong type would surface far from the file."""
     texts = [getattr(certificate.identity, f.name) for f in fields(Identity)]
-    texts += [getattr(certificate, name) for name in ("suite_version", "size", "date")]
-    texts += [*certificate.environment, *certificate.environment.values()]
+    texts += [getattr(certificate, name) for name in ("suite_version", "date")]
+    texts += [*certificate.environment, *certificate.environment.values(), *certificate.not_applicable]
     if not all(isinstance(text, str) for text in texts):
         raise TypeError("a text is of another type")
     if not all(level in LEVELS for level in certificate.levels) or not isinstance(certificate.checks, int):
         raise ValueError("levels or checks are not numbers")
+    if certificate.size not in SIZES:
+        raise ValueError(f"its size is not one of {SIZES}")
     _version(certificate.suite_version)
     if datetime.fromisoformat(certificate.date).tzinfo is None:
         raise ValueError("its date has no time zone")
@@ -306,14 +346,6 @@ def _require_types(certificate: Certificate) -> None:
 def _version(text: str) -> tuple[int, ...]:
     """``"1.10"`` as numbers, so that it is newer than ``"1.9"``."""
     return tuple(int(part) for part in text.split("."))
-
-
-def _subject(identity: Identity) -> str:
-    return f"{identity.kernel} ({identity.recipe}, {identity.profile})"
-
-
-def _chip(identity: Identity) -> str:
-    return identity.chip + (f" ({identity.compute_capability})" if identity.compute_capability else "")
 
 
 def _slug(text: str) -> str:

@@ -41,6 +41,9 @@ def conform(
     json: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
     junit: Annotated[Path | None, typer.Option(help="Write the report as JUnit XML.")] = None,
     certify: Annotated[bool, typer.Option("--certify", help="Write a certificate if everything passes.")] = False,
+    certificates: Annotated[
+        bool, typer.Option("--certificates", help="List the certificates and whether they hold for the target here.")
+    ] = False,
     self_test: Annotated[
         bool, typer.Option("--self-test", help="Run the suite against faults planted in a copy of the reference.")
     ] = False,
@@ -54,7 +57,7 @@ def conform(
         _print_lists(console)
         return
     if self_test:
-        raise typer.Exit(_run_self_test(console))
+        raise typer.Exit(_run_self_test(console, json))
 
     from flamia.conformance.report import write_html, write_json, write_junit
     from flamia.conformance.report.terminal import LiveTable, print_report
@@ -65,6 +68,8 @@ def conform(
     try:
         held = None if promise is None else list(PROMISES) if "all" in promise else promise
         subject = resolve_target(target, recipe=recipe, profile=profile, device=device, promises=held)
+        if certificates:
+            raise typer.Exit(_show_certificates(console, subject))
         with LiveTable(console, f"{subject.name}: {size}") as table:
             report = run(subject, level, case, size, seed=seed, stop_on_failure=stop, progress=table)
     except TargetUnavailableError as error:
@@ -93,9 +98,21 @@ def _certify(console: Console, report: Report, target: Target) -> None:
     console.print(f"certificate: {path}", markup=False, highlight=False)
 
 
-def _run_self_test(console: Console) -> int:
+def _show_certificates(console: Console, target: Target) -> int:
+    from flamia.conformance.certificates import identify_target, list_certificates, user_folder
+    from flamia.conformance.report.certificate_table import print_certificates
+
+    try:
+        current = identify_target(target)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return 0 if print_certificates(console, list_certificates(), current, user_folder()) else 1
+
+
+def _run_self_test(console: Console, json: Path | None) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from flamia.conformance.report.self_test_result import print_self_test, write_self_test
     from flamia.conformance.self_test import run_self_test
 
     columns: tuple[Any, ...] = (
@@ -109,14 +126,10 @@ def _run_self_test(console: Console) -> int:
         found = run_self_test(
             progress=lambda what, done, total: bar.update(task, description=what, completed=done, total=total)
         )
-    for verdict in found.verdicts:
-        by = ", ".join(f"level {a.kill.level} {a.kill.case}:{a.kill.check}" for a in verdict.attempts)
-        word, style = ("killed", "green") if verdict.killed else ("survived", "bold red")
-        console.print(f"[{style}]{word}[/{style}] {verdict.fault.name}: {by}", highlight=False)
-    for attempt in found.controls:
-        console.print(f"not passed without a fault: {attempt.kill}: {attempt.message}", style="bold red", markup=False)
-    killed = len(found.verdicts) - len(found.survivors)
-    console.print(f"{killed} of {len(found.verdicts)} planted faults killed, in {found.seconds:.0f} s", highlight=False)
+    print_self_test(console, found)
+    if json is not None:
+        write_self_test(found, json)
+        console.print(f"written: {json}", markup=False, highlight=False)
     return 0 if found.passed else 1
 
 
