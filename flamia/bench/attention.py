@@ -38,6 +38,7 @@ class AttentionTimes:
     """Seconds of forward plus backward, the best of all repeats.
 
     :param seconds: by contestant: ``reference``, ``math_sdpa``, ``fake_quant``; those that could run.
+    :param cpu_seconds: of all threads together; these tell a busy machine from a slow program.
     :param missing: why others could not.
     :param difference: of fake quantization from the reference: relative Frobenius norm by output.
     """
@@ -45,6 +46,7 @@ class AttentionTimes:
     shape: Shape
     threads: int
     seconds: dict[str, float] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     difference: dict[str, float] = field(default_factory=dict)
 
@@ -103,10 +105,13 @@ def measure_attention(shape: Shape, repeats: int = 2, advance: Callable[[], None
     for _ in range(repeats):
         for name in ("reference", "math_sdpa", "fake_quant"):
             if name in contestants:
-                start = time.perf_counter()
+                start, cpu = time.perf_counter(), time.process_time()
                 outputs[name] = contestants[name]()
-                seconds = time.perf_counter() - start
-                result.seconds[name] = min(seconds, result.seconds.get(name, seconds))
+                for into, spent in (
+                    (result.seconds, time.perf_counter() - start),
+                    (result.cpu_seconds, time.process_time() - cpu),
+                ):
+                    into[name] = min(spent, into.get(name, spent))
             advance()
     if "fake_quant" in outputs:
         for name, a, b in zip(("out", "dq", "dk", "dv"), outputs["fake_quant"], outputs["reference"], strict=True):

@@ -103,7 +103,9 @@ def lines(results: dict[str, Any]) -> list[tuple[str, str, str, bool | None]]:
         found.append((f"ideal: {r.shape}, {r.threads} threads", "", "", None))
         labels = {"reference": "reference", "math_sdpa": "torch float32, math SDPA", "fake_quant": "torch fake-quant"}
         for name, label in labels.items():
-            text = f"{r.seconds[name]:.2f} s" if name in r.seconds else r.missing.get(name, "")
+            text = r.missing.get(name, "")
+            if name in r.seconds:
+                text = f"{r.seconds[name]:.2f} s, CPU {r.cpu_seconds[name]:.2f} s"
             found.append((f"  {label}", text, "", None))
         if r.over_sdpa is not None:
             goal = f"at most {SLOWER_THAN_SDPA:.0f}x"

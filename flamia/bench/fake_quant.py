@@ -1,8 +1,9 @@
 """The MXFP8 recipe as fake quantization in PyTorch: whole ``T x T`` matrices, one head at a time.
 
-This is what one would write first to try the numerics of Notes [Forward] and [Backward] in PyTorch: quantize, decode
-to float32, multiply. It is meant to be fair: in place where that is natural, PyTorch's own E4M3 cast, no work that the
-recipe does not ask for. Causal, one document, T a multiple of 128.
+This is what one would write first to try the numerics of Notes [Forward] and [Backward] in PyTorch: the formulas,
+with every operand quantized and decoded to float32. It uses PyTorch's own E4M3 cast and does nothing that the recipe
+does not ask for. Doing every step in place instead takes about 0.7 times the time. Causal, one document, T a multiple of
+128.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class Head:
         self.q_code, self.q_e = quantize_tokens(q, 1)
         self.q_value = self.q_code * torch.exp2(self.q_e)[:, None]
         c = torch.tensor(scale * math.log2(math.e), dtype=torch.float32)
-        self.x = (self.q_value @ keys.value.T).mul_(c).masked_fill_(hidden, -math.inf)
+        self.x = (c * (self.q_value @ keys.value.T)).masked_fill(hidden, -math.inf)
 
         tile_top = self.x.view(total, tiles, TILE).amax(dim=2).ceil_()  # -inf in tiles that the row does not see
         self.m = tile_top.amax(dim=1)
@@ -128,9 +129,9 @@ class Head:
     def exponential(self, top: Tensor) -> Tensor:
         """E4M3 of ``2^(x + 8 - top)`` by the recipe's polynomial; 0 where hidden."""
         r = self.x.floor()
-        f = (self.x - r).nan_to_num_(0.0)
-        p = f.mul(C3).add_(C2).mul_(f).add_(C1).mul_(f).add_(1.0)
-        return to_e4m3(p.mul_(torch.exp2(r.add_(8.0).sub_(top))))
+        f = (self.x - r).nan_to_num(0.0)
+        p = ((C3 * f + C2) * f + C1) * f + 1
+        return to_e4m3(p * torch.exp2(r + 8 - top))
 
     def backward(self, dout: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """float32 dq, dk, dv ``(T, D)`` of this head."""
@@ -143,15 +144,14 @@ class Head:
         tile = above.amax(dim=(1, 3))
         tile = torch.where(tile.isinf(), 0, tile)
         spread = tile.repeat_interleave(BLOCK, dim=0).repeat_interleave(BLOCK, dim=1)
-        p = self.exponential(spread + self.m[:, None]).mul_(torch.exp2(spread - 8))
+        p = self.exponential(spread + self.m[:, None]) * torch.exp2(spread - 8)
         dv = p.T @ dout_q
 
         ds = dout_q @ self.values.v32.T
         blocks = dout_q.view(-1, TILE, dout_q.shape[1])
         diagonal_tiles(ds).copy_(torch.bmm(blocks, self.values.v1.view(blocks.shape).transpose(1, 2)))
-        ds.sub_(delta[:, None]).mul_(p).mul_(self.scale)
-
-        ds.mul_(torch.exp2(self.q_e)[:, None]).mul_(torch.exp2(self.keys.e)[None, :])
+        ds = self.scale * p * (ds - delta[:, None])
+        ds = ds * torch.exp2(self.q_e)[:, None] * torch.exp2(self.keys.e)[None, :]
         square = by_tile(ds, BLOCK)
         e = rceil(square.abs().amax(dim=(1, 3)))[:, None, :, None]
         ds = (to_e4m3(square * torch.exp2(-e)) * torch.exp2(e)).view(total, total)

@@ -23,6 +23,7 @@ def test_without_torch_the_reference_is_timed_and_the_rest_explained(monkeypatch
     steps = []
     found = measure_attention(TINY, repeats=2, advance=lambda: steps.append(1))
     assert set(found.seconds) == {"reference"} and found.seconds["reference"] > 0 and len(steps) == 6
+    assert found.cpu_seconds["reference"] > 0
     assert set(found.missing) == {"math_sdpa", "fake_quant"} and "pip install torch" in found.missing["fake_quant"]
     assert found.over_sdpa is None and found.under_fake_quant is None
     shown = command.lines({"attention": found})
@@ -30,7 +31,8 @@ def test_without_torch_the_reference_is_timed_and_the_rest_explained(monkeypatch
 
 
 def test_ratios_are_held_against_the_goals() -> None:
-    found = AttentionTimes(TINY, 2, {"reference": 2.0, "math_sdpa": 1.0, "fake_quant": 5.0}, difference={"out": 1e-5})
+    seconds = {"reference": 2.0, "math_sdpa": 1.0, "fake_quant": 5.0}
+    found = AttentionTimes(TINY, 2, seconds, seconds, difference={"out": 1e-5})
     assert found.over_sdpa == 2 and found.under_fake_quant == 2.5
     met = {what.strip(): met for what, _, _, met in command.lines({"attention": found}) if met is not None}
     assert met == {
