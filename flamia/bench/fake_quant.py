@@ -2,8 +2,8 @@
 
 This is what one would write first to try the numerics of Notes [Forward] and [Backward] in PyTorch: the formulas,
 with every operand quantized and decoded to float32. It uses PyTorch's own E4M3 cast and does nothing that the recipe
-does not ask for. Doing every step in place instead takes about 0.7 times the time. Causal, one document, T a multiple of
-128.
+does not ask for. Doing every step in place instead takes about 0.7 times the time. Causal, one document, T a multiple
+of 128.
 """
 
 from __future__ import annotations
