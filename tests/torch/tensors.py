@@ -33,6 +33,19 @@ def assert_same_bits(actual, expected, name=""):
         raise AssertionError(f"{name} differs first at {where}: {actual[where].item()} != {expected[where].item()}")
 
 
+def saved_bytes(run):
+    """Bytes of the distinct storages that autograd saves while ``run`` runs."""
+    storages = {}
+
+    def pack(x):
+        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        result = run()
+    return sum(storages.values()), result
+
+
 def certified(name):
     """A certificate of every level for a kernel that does not exist."""
     identity = Identity(name, "mxfp8", "hopper", "0" * 64, "NVIDIA H200", "9.0", "NVRTC 13.0")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import time
 import weakref
 
 import ml_dtypes
@@ -12,7 +13,7 @@ torch = pytest.importorskip("torch")
 
 import flamia  # noqa: E402
 from flamia.pytorch.exchange import to_numpy, to_torch  # noqa: E402
-from tests.torch.tensors import CU, TOTAL, assert_same_bits, random_qkv  # noqa: E402
+from tests.torch.tensors import CU, TOTAL, assert_same_bits, random_qkv, saved_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -156,19 +157,6 @@ def test_double_backward_is_refused():
 # ---- what is saved -----------------------------------------------------------------------------------------
 
 
-def saved_bytes(run):
-    """Bytes of the distinct storages that autograd saves while ``run`` runs."""
-    storages = {}
-
-    def pack(x):
-        storages[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-        return x
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        result = run()
-    return sum(storages.values()), result
-
-
 @pytest.mark.parametrize(
     ("recipe", "causal", "bytes_q", "bytes_k", "bytes_v"),
     [
@@ -232,6 +220,30 @@ def test_activation_checkpointing_gives_the_same_bits():
 
     out = torch.utils.checkpoint.checkpoint(block, q, k, v, use_reentrant=False)
     assert_all_same((out, expected[1], *torch.autograd.grad(out, (q, k, v), dout)), expected)
+
+
+def test_the_operator_costs_what_the_reference_costs():
+    """Processor time, which other processes do not change; the least of three."""
+    q, k, v, dout = random_qkv(total=512, heads=(8, 2), dim=128)
+    cu = torch.tensor([0, 512])
+
+    def directly():
+        arrays = [to_numpy(x) for x in (q, k, v)]
+        flamia.reference.attention_backward(
+            to_numpy(dout), flamia.reference.attention_forward(*arrays, cu.numpy(), recipe="mxfp8")
+        )
+
+    def through_torch():
+        torch.autograd.grad(flamia.attention(q, k, v, cu), (q, k, v), dout)
+
+    def cost(run):
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+    costs = [(cost(directly), cost(through_torch)) for _ in range(3)]
+    direct, ours = (min(x) for x in zip(*costs, strict=True))
+    assert ours < 1.15 * direct
 
 
 # ---- exchange with NumPy -----------------------------------------------------------------------------------
