@@ -17,7 +17,7 @@ from flamia.kernels.nvrtc import Compiled, CompileError, load_nvrtc
 from flamia.kernels.registry import OPTIONS, Unit
 from flamia.kernels.targets import Target
 
-FORMAT = 1
+FORMAT = 2
 """Version of what a cache entry holds."""
 
 CUBIN, PTX, REPORT = "kernel.cubin", "kernel.ptx", "report.json"
@@ -35,8 +35,11 @@ class EntryReport:
     :param stack_bytes: local memory per thread.
     :param spill_bytes: spill stores and loads per thread.
     :param shared_bytes: static shared memory per CTA.
+    :param dynamic_shared_bytes: dynamic shared memory per CTA that a launch must give: the constant
+        ``<entry>_shared_bytes`` of the source.
     :param barriers: named barriers.
-    :param threads: ``__launch_bounds__``.
+    :param threads: per CTA, the first of its ``__launch_bounds__``.
+    :param ctas: per multiprocessor, the second; 0 without one.
     :param code_bytes: machine code.
     """
 
@@ -45,8 +48,10 @@ class EntryReport:
     stack_bytes: int
     spill_bytes: int
     shared_bytes: int
+    dynamic_shared_bytes: int
     barriers: int
     threads: int
+    ctas: int
     code_bytes: int
 
 
@@ -141,14 +146,15 @@ def build_all(
 
 def read_report(compiled: Compiled) -> tuple[EntryReport, ...]:
     """Reports of the entries of a compilation: from the assembler's messages, the PTX and the ELF image."""
-    threads = dict(re.findall(r"\.entry\s+(\w+)\s*\((?:[^{]*?)\.maxntid\s+(\d+)", compiled.ptx.decode(), re.DOTALL))
+    ptx = compiled.ptx.decode()
+    bounds = dict(re.findall(r"\.entry\s+(\w+)\s*\(([^{]*)", ptx))
     code = {n[len(".text.") :]: size for n, size in _elf_sections(compiled.cubin) if n.startswith(".text.")}
     out = []
     for part in re.split(r"Compiling entry function '", compiled.log)[1:]:
         name = part.split("'")[0]
 
-        def number(pattern: str, part: str = part) -> int:
-            return sum(int(n) for n in re.findall(pattern, part))
+        def number(pattern: str, text: str = part) -> int:
+            return sum(int(n) for n in re.findall(pattern, text))
 
         out.append(
             EntryReport(
@@ -157,8 +163,10 @@ def read_report(compiled: Compiled) -> tuple[EntryReport, ...]:
                 stack_bytes=number(r"(\d+) bytes stack frame"),
                 spill_bytes=number(r"(\d+) bytes spill (?:stores|loads)"),
                 shared_bytes=number(r"(\d+) bytes smem"),
+                dynamic_shared_bytes=number(rf"\.u32 {name}_shared_bytes = (\d+)", ptx),
                 barriers=number(r"used (\d+) barriers"),
-                threads=int(threads.get(name, 0)),
+                threads=number(r"\.maxntid (\d+)", bounds[name]),
+                ctas=number(r"\.minnctapersm (\d+)", bounds[name]),
                 code_bytes=code[name],
             )
         )

@@ -112,6 +112,41 @@ def inspect_kernels(
                 typer.echo(text)
 
 
+@app.command("bandwidth")
+def measure_bandwidth(
+    tokens: Annotated[list[int] | None, typer.Option(help="Packed tokens; default: 16384 and 65536.")] = None,
+    heads: Annotated[int, typer.Option(min=1)] = 16,
+    dim: Annotated[int, typer.Option(help="Head dimension.")] = 128,
+    dtype: Annotated[str, typer.Option(help="bfloat16, float16 or float32.")] = "bfloat16",
+) -> None:
+    """Time the quantization kernels against a copy of as many bytes, and against cuDNN's attention. Needs a GPU."""
+    from rich.table import Table
+
+    from flamia.kernels.bandwidth import cudnn_milliseconds, measure, schedule_milliseconds
+
+    console = _console()
+    for count in tokens or [16384, 65536]:
+        table = Table("call", title=f"T={count}, {heads} heads, D={dim}, {dtype}")
+        for column in ("ms", "GB/s", "copy GB/s", "of the copy"):
+            table.add_column(column, justify="right")
+        results = measure(count, heads, dim, dtype)
+        for m in results:
+            speeds = (m.moved / 1e6 / m.milliseconds, m.moved / 1e6 / m.copy_milliseconds)
+            table.add_row(m.name, f"{m.milliseconds:.4f}", *(f"{s:.0f}" for s in speeds), f"{m.fraction:.1%}")
+        console.print(table)
+        attention = cudnn_milliseconds(count, heads, dim)
+        whole = next(m for m in results if m.name == "q, k, v and schedule").milliseconds
+        console.print(
+            f"cuDNN bfloat16 forward, causal: {attention:.3f} ms; q, k, v and schedule: {whole / attention:.1%}"
+        )
+    for name, lengths in (
+        ("8 x 2048", [2048] * 8),
+        ("30,000 and 1,000 x 32", [30_000] + [32] * 1000),
+        ("100,000 empty", [0] * 100_000),
+    ):
+        console.print(f"schedule of {name} tokens: {1e3 * schedule_milliseconds(lengths, heads):.1f} microseconds")
+
+
 def _choose(names: list[str] | None, target: list[str] | None) -> tuple[tuple[Unit, ...], tuple[Target, ...]]:
     from flamia.kernels.registry import find_units
     from flamia.kernels.targets import TARGETS, get_target
@@ -155,6 +190,6 @@ def _add_rows(table: Table, artifact: Artifact) -> None:
 
     for e in artifact.entries:
         spills = max(e.spill_bytes, e.stack_bytes)
-        numbers = (e.threads, e.registers, spills, e.shared_bytes, e.code_bytes)
+        numbers = (e.threads, e.registers, spills, e.shared_bytes + e.dynamic_shared_bytes, e.code_bytes)
         seconds = "cached" if artifact.cached else f"{artifact.seconds:.1f}"
         table.add_row(escape(artifact.unit.name), artifact.target.name, e.name, *map(str, numbers), seconds)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flamia.kernels import structs
-from flamia.kernels.launch import launch, resident_ctas
+from flamia.kernels.launch import launch
 from flamia.kernels.registry import FORMATS
 from flamia.kernels.tensors import pointer
 
@@ -35,5 +35,5 @@ def convert(x: Any, conversion: str) -> Any:
     x = x.contiguous()
     out = torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     fields = {"x": pointer(x), "out": pointer(out), "count": x.numel(), "conversion": CONVERSIONS.index(conversion)}
-    launch(FORMATS.unit(), "convert", resident_ctas(x.device, 8), structs.fill(structs.FORMATS, fields), x.device)
+    launch(FORMATS.unit(), "convert", structs.fill(structs.FORMATS, fields), x.device)
     return out

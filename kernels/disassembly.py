@@ -58,11 +58,15 @@ def count_instructions(sass: str) -> dict[str, Counter[str]]:
     return counts
 
 
+MEMORY = ("LDG", "STG", "LDS", "STS", "LDL", "STL", "LDGSTS")
+"""Opcodes that are grouped with their width."""
+
+
 def group_opcodes(counts: Counter[str]) -> Counter[str]:
-    """Counts by the opcode's first word, and its width in bits where the word alone does not say what moves."""
+    """Counts by the opcode's first word; of loads and stores also by their width in bits, where it is above 32."""
     out: Counter[str] = Counter()
     for opcode, number in counts.items():
-        words = opcode.split(".")
-        wide = [w for w in words[1:] if w in ("64", "128", "256")] if words[0] in ("LDG", "STG", "LDS", "STS") else []
-        out[".".join([words[0], *wide])] += number
+        first, *rest = opcode.split(".")
+        widths = [word for word in rest if word in ("64", "128", "256")] if first in MEMORY else []
+        out[".".join([first, *widths])] += number
     return out

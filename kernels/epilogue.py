@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from flamia.kernels import structs
-from flamia.kernels.launch import launch, resident_ctas
+from flamia.kernels.launch import launch
 from flamia.kernels.quantize import Nvfp4Tiles, TokenTiles
 from flamia.kernels.registry import DECODE, EPILOGUE
 from flamia.kernels.schedule import DeviceSchedule
 from flamia.kernels.tensors import TILE, check_tokens, padding_struct, pointer, tokens_struct
-
-CTAS_PER_SM = 8
 
 
 def reduce_heads(partial: Any, out: Any, schedule: DeviceSchedule, exponents: Any = None) -> None:
@@ -48,7 +46,7 @@ def reduce_heads(partial: Any, out: Any, schedule: DeviceSchedule, exponents: An
             "head_dim": dim,
         },
     )
-    launch(EPILOGUE.unit(element=element), "reduce_heads", resident_ctas(out.device, CTAS_PER_SM), params, out.device)
+    launch(EPILOGUE.unit(element=element), "reduce_heads", params, out.device)
 
 
 def decode_tiles(tiles: TokenTiles | Nvfp4Tiles, schedule: DeviceSchedule) -> Any:
@@ -74,5 +72,5 @@ def decode_tiles(tiles: TokenTiles | Nvfp4Tiles, schedule: DeviceSchedule) -> An
         },
     )
     entry = "decode_nvfp4" if nvfp4 else "decode_tokens"
-    launch(DECODE.unit(), entry, resident_ctas(out.device, CTAS_PER_SM), params, out.device)
+    launch(DECODE.unit(), entry, params, out.device)
     return out

@@ -10,13 +10,14 @@ A kernel must be loaded before a graph is captured, because loading synchronises
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from flamia.kernels.build import Artifact, build
+from flamia.kernels.build import Artifact, EntryReport, build
 from flamia.kernels.registry import Unit
 from flamia.kernels.targets import Target, target_for
 
@@ -38,11 +39,21 @@ def device_target(device: Any = None) -> Target:
     return target_for(torch.cuda.get_device_capability(device))
 
 
-def launch(unit: Unit, entry: str, grid: int, params: np.ndarray[Any, Any], device: Any) -> None:
-    """Launch ``entry`` of ``unit`` with ``grid`` CTAs on PyTorch's current stream of ``device``.
+def launch(
+    unit: Unit,
+    entry: str,
+    params: np.ndarray[Any, Any],
+    device: Any,
+    *,
+    ctas: int | None = None,
+    at_most: int | None = None,
+) -> None:
+    """Launch ``entry`` of ``unit`` on PyTorch's current stream of ``device``.
 
     :param params: one struct of `structs`, passed by value.
     :param device: a `torch.device` with an index.
+    :param ctas: how many; without it, as many as are resident at once (the entry's ``__launch_bounds__``), but no
+        more than ``at_most``.
     """
     import torch
 
@@ -50,13 +61,12 @@ def launch(unit: Unit, entry: str, grid: int, params: np.ndarray[Any, Any], devi
         raise ValueError(f"params must have the {unit.kernel.params} bytes of {unit.kernel.name}, got {params.nbytes}")
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
-        function, threads = _load(unit, entry, device.index, torch.cuda.is_current_stream_capturing)
-        function((grid,), (threads,), (params,), stream=_Stream(stream))
-
-
-def resident_ctas(device: Any, per_sm: int) -> int:
-    """CTAs that fill a device with ``per_sm`` on each multiprocessor."""
-    return _num_sms(device.index) * per_sm
+        loaded = _load(unit, entry, device.index, torch.cuda.is_current_stream_capturing)
+        if ctas is None:
+            ctas = _num_sms(device.index) * loaded.report.ctas
+            ctas = ctas if at_most is None else max(1, min(ctas, at_most))
+        shared = loaded.report.dynamic_shared_bytes
+        loaded.function((ctas,), (loaded.report.threads,), (params,), shared_mem=shared, stream=_Stream(stream))
 
 
 @cache
@@ -66,13 +76,21 @@ def _num_sms(device_index: int) -> int:
     return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
 
 
-_FUNCTIONS: dict[tuple[Unit, str, int], tuple[Any, int]] = {}
+@dataclass(frozen=True)
+class _Loaded:
+    """A loaded entry: CuPy's function and the report of its build."""
+
+    function: Any
+    report: EntryReport
 
 
-def _load(unit: Unit, entry: str, device_index: int, is_capturing: Any) -> tuple[Any, int]:
-    """The loaded function and its threads; the current device is ``device_index``."""
+_LOADED: dict[tuple[Unit, str, int], _Loaded] = {}
+
+
+def _load(unit: Unit, entry: str, device_index: int, is_capturing: Callable[[], bool]) -> _Loaded:
+    """The loaded entry; the current device is ``device_index``."""
     key = (unit, entry, device_index)
-    found = _FUNCTIONS.get(key)
+    found = _LOADED.get(key)
     if found is None:
         if is_capturing():
             raise RuntimeError(
@@ -82,8 +100,11 @@ def _load(unit: Unit, entry: str, device_index: int, is_capturing: Any) -> tuple
         artifact = build(unit, device_target(device_index))
         module = load_module(artifact)
         for report in artifact.entries:
-            _FUNCTIONS[unit, report.name, device_index] = (module.get_function(report.name), report.threads)
-        found = _FUNCTIONS[key]
+            function = module.get_function(report.name)
+            if report.dynamic_shared_bytes:
+                function.max_dynamic_shared_size_bytes = report.dynamic_shared_bytes
+            _LOADED[unit, report.name, device_index] = _Loaded(function, report)
+        found = _LOADED[key]
     return found
 
 

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flamia.kernels import structs
-from flamia.kernels.launch import launch, resident_ctas
+from flamia.kernels.launch import launch
 from flamia.kernels.registry import QUANTIZE, ROW_PASS
 from flamia.kernels.schedule import DeviceSchedule
 from flamia.kernels.tensors import TILE, check_rows, check_tokens, padding_struct, pointer, tokens_struct
 
 SCALE_TILE_BYTES = 512
-
-CTAS_PER_SM = 3
-"""Of the persistent quantization kernels: what their registers allow for two-byte elements and D = 128."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +152,19 @@ def quantize_tokens(x: Any, schedule: DeviceSchedule, block: int) -> TokenTiles:
     return out
 
 
+def quantize_values(v: Any, schedule: DeviceSchedule) -> tuple[TokenTiles, TokenTiles]:
+    """Quantize one tensor in token blocks of 32 and of 1, reading it once: V32 and V1.
+
+    :param v: ``(T, H, D)`` CUDA tensor.
+    :raises TypeError, ValueError: naming the argument.
+    """
+    element = check_tokens("v", v)
+    _check_schedule("v", v, schedule)
+    v32, v1 = _token_tiles(v, schedule.max_tiles, blocks=True), _token_tiles(v, schedule.max_tiles)
+    _launch_quantize(element, v, [_job(v, one=v1, block=v32)], schedule, padding_struct(schedule.num_tokens, ()))
+    return v32, v1
+
+
 def quantize_nvfp4(x: Any, schedule: DeviceSchedule, head_scales: Any, hadamard: bool = False) -> Nvfp4Tiles:
     """Quantize one tensor to NVFP4.
 
@@ -216,7 +226,7 @@ def row_pass(
         },
     )
     unit = ROW_PASS.unit(element=element, dim=out.shape[2])
-    launch(unit, "row_pass", _grid(out.device, schedule, heads), params, out.device)
+    launch(unit, "row_pass", params, out.device, at_most=_count_units(schedule, heads))
     return RowPass(tiles, delta, top)
 
 
@@ -298,12 +308,12 @@ def _launch_quantize(element: str, x: Any, jobs: list[dict[str, Any]], schedule:
         },
     )
     unit = QUANTIZE.unit(element=element, dim=x.shape[2])
-    launch(unit, "quantize", _grid(x.device, schedule, heads), params, x.device)
+    launch(unit, "quantize", params, x.device, at_most=_count_units(schedule, heads))
 
 
-def _grid(device: Any, schedule: DeviceSchedule, heads: int) -> int:
-    """CTAs of a persistent kernel: enough to fill the device, and no more than there can be tiles."""
+def _count_units(schedule: DeviceSchedule, heads: int) -> int:
+    """The most tiles that a launch over ``heads`` can have."""
     units = schedule.max_tiles * heads
     if units >= 2**31:
         raise ValueError(f"{schedule.max_tiles} tiles of {heads} heads are more than 2**31 - 1: split the call")
-    return max(1, min(units, resident_ctas(device, CTAS_PER_SM)))
+    return units

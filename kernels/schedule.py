@@ -140,5 +140,5 @@ def build_schedule(
             "key_bits": max(1, (2 * -(-num_tokens // TILE)).bit_length()),
         },
     )
-    launch(SCHEDULE.unit(), "build_schedule", 3 if backward else 2, params, cu_seqlens.device)
+    launch(SCHEDULE.unit(), "build_schedule", params, cu_seqlens.device, ctas=3 if backward else 2)
     return schedule

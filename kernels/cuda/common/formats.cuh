@@ -25,14 +25,17 @@ struct Element {
   static constexpr uint32_t ORIGIN = (MIN_NORMAL + LIFT) >> SHIFT;
 
   __device__ static __forceinline__ uint32_t encode(float x) {
+    return (__float_as_uint(x) & MAGNITUDE) > EXPONENT ? NAN_CODE : encode_number(x);
+  }
+
+  // The same for an x that is not NaN; of a NaN some code.
+  __device__ static __forceinline__ uint32_t encode_number(float x) {
     const uint32_t bits = __float_as_uint(x);
-    const uint32_t magnitude = bits & MAGNITUDE;
-    const uint32_t clipped = min(magnitude, MAX_FINITE);
-    const uint32_t power = max(clipped & EXPONENT, MIN_NORMAL) + LIFT;
+    const uint32_t clipped = min(bits & MAGNITUDE, MAX_FINITE);
+    const uint32_t power = max((clipped & EXPONENT) + LIFT, MIN_NORMAL + LIFT);
     const uint32_t total = __float_as_uint(__fadd_rn(__uint_as_float(clipped), __uint_as_float(power)));
-    const uint32_t code = ((total >> SHIFT) + total - ORIGIN) & ((1u << (BITS - 1)) - 1);
-    const uint32_t sign = (bits >> (32 - BITS)) & (1u << (BITS - 1));
-    return magnitude > EXPONENT ? NAN_CODE : code | sign;
+    const uint32_t code = (total >> SHIFT) + total - ORIGIN & (1u << (BITS - 1)) - 1;
+    return code | bits >> (32 - BITS) & 1u << (BITS - 1);
   }
 };
 
@@ -59,12 +62,21 @@ __device__ __forceinline__ uint32_t encode_ue4m3(float x) {
   return ptx::cvt_rn_satfinite_e4m3x2_f32(0.0f, x) & 0x7F;
 }
 
-// Two E2M1 codes in a byte, the first in the low nibble.
+// Two E2M1 codes in a byte, the first in the low nibble; of a NaN some code.
 __device__ __forceinline__ uint32_t encode_e2m1x2(float a, float b) {
 #if HAS_NARROW_CVT
   return ptx::cvt_rn_satfinite_e2m1x2_f32(b, a);
 #else
-  return E2M1::encode(a) | E2M1::encode(b) << 4;
+  return E2M1::encode_number(a) | E2M1::encode_number(b) << 4;
+#endif
+}
+
+// One E2M1 code, NaN included, which gives 7.
+__device__ __forceinline__ uint32_t encode_e2m1(float x) {
+#if HAS_NARROW_CVT
+  return ptx::cvt_rn_satfinite_e2m1x2_f32(0.0f, x) & 0xF;
+#else
+  return E2M1::encode(x);
 #endif
 }
 

@@ -65,6 +65,26 @@ __device__ __forceinline__ void st_global_u16(void* address, uint32_t d) {
   asm volatile("st.global.u16 [%0], %1;" ::"l"(address), "h"(static_cast<uint16_t>(d)) : "memory");
 }
 
+// ---- cp.async --------------------------------------------------------------------------------------------------
+
+// 16 bytes from global to shared memory, past L1; `size` 16 or 0: what is left of the 16 bytes becomes zeros.
+__device__ __forceinline__ void cp_async_cg_16(uint32_t shared, const void* global, uint32_t size) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(size) : "memory");
+}
+
+// 4 bytes, through L1.
+__device__ __forceinline__ void cp_async_ca_4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Wait until at most N of this thread's groups are under way.
+template <int N>
+__device__ __forceinline__ void cp_async_wait_group() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+}
+
 // ---- integers and lanes ----------------------------------------------------------------------------------------
 
 // The larger of each half.
@@ -80,9 +100,31 @@ __device__ __forceinline__ uint32_t shfl_bfly(uint32_t a, uint32_t lanes) {
   return d;
 }
 
+__device__ __forceinline__ uint32_t shfl_idx(uint32_t a, uint32_t lane) {
+  uint32_t d;
+  asm volatile("shfl.sync.idx.b32 %0, %1, %2, 0x1f, 0xffffffff;" : "=r"(d) : "r"(a), "r"(lane));
+  return d;
+}
+
 __device__ __forceinline__ uint32_t shfl_up(uint32_t a, uint32_t lanes) {
   uint32_t d;
   asm volatile("shfl.sync.up.b32 %0, %1, %2, 0, 0xffffffff;" : "=r"(d) : "r"(a), "r"(lanes));
+  return d;
+}
+
+// The largest of all lanes.
+__device__ __forceinline__ uint32_t redux_max_u32(uint32_t a) {
+  uint32_t d;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(d) : "r"(a));
+  return d;
+}
+
+// Bit i: whether lane i holds true.
+__device__ __forceinline__ uint32_t vote_ballot(bool a) {
+  uint32_t d;
+  asm volatile("{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %1, 0;\n\tvote.sync.ballot.b32 %0, p, 0xffffffff;\n\t}"
+               : "=r"(d)
+               : "r"(uint32_t(a)));
   return d;
 }
 

@@ -5,8 +5,23 @@
 // A row of D elements is CHUNKS pieces of 16 bytes. LANES = the power of two from CHUNKS on, at most 32, lanes
 // read one token, PER_LANE pieces each; with D = 128 in bf16 a warp reads two tokens of 16 lanes. The lanes of one
 // token are aligned in the warp, so butterfly shuffles over 1, 2, ..., LANES / 2 lanes reduce over its channels.
-// A CTA owns a tile of 128 tokens, which it keeps in registers: 8 warps with 16 consecutive tokens each, so that two
-// share a token block of 32; or 16 warps with 8 tokens where a row has more than 256 bytes.
+// A CTA takes a tile of 128 tokens at a time: 8 warps with 16 consecutive tokens each, so that two share a token
+// block of 32; or 16 warps with 8 tokens where more than 256 bytes are read per token.
+//
+// Note [Owners]
+// ~~~~~~~~~~~~~
+// To reduce a value of each token over its lanes, a warp reduces those of all its STEPS steps together: in each round
+// of the butterfly a lane gives half of its values away and takes the partner's other half, so that in the end lane i
+// of a token's lanes owns the result of step i modulo STEPS. 8 steps take 8 shuffles instead of 32, and what follows
+// from the result, such as a scale, is computed once per token instead of in each of its lanes. Sums come out as the
+// tree of adjacent pairs. STEPS never exceeds LANES.
+//
+// Note [Staging]
+// ~~~~~~~~~~~~~~
+// A CTA works on tile after tile. While it computes on one, the next is on its way into shared memory (cp.async), so
+// that about 100 KB per multiprocessor are always in flight, which is what the memory's latency times its bandwidth
+// asks for. A thread reads back only what it fetched itself: it waits for its own copies, and no barrier is needed.
+// Rows that do not start at a multiple of 16 bytes are fetched element by element through registers.
 #pragma once
 
 #include "common/formats.cuh"
@@ -21,11 +36,13 @@ struct Tokens {
 
 __device__ constexpr int warp_power_of_two(int n) { return n <= 1 ? 1 : 2 * warp_power_of_two((n + 1) / 2); }
 
-template <class Element_, int HEAD_DIM_>
+// TENSORS: how many are read together, each with its own stage.
+template <class Element_, int HEAD_DIM_, int TENSORS>
 struct Rows {
   using Element = Element_;
   static constexpr int D = HEAD_DIM_;
-  static constexpr int WARPS = D * Element::BYTES <= 256 ? 8 : 16;
+  static constexpr int TOKEN_BYTES = D * Element::BYTES * TENSORS;
+  static constexpr int WARPS = TOKEN_BYTES <= 256 ? 8 : 16;
   static constexpr int WARPS_PER_BLOCK = WARPS / layout::BLOCKS;
   static constexpr int THREADS = 32 * WARPS;
   static constexpr int VALUES = 16 / Element::BYTES;  // elements of a piece
@@ -37,6 +54,10 @@ struct Rows {
   static constexpr int STEPS = TOKENS / AT_ONCE;
   static_assert(D % 32 == 0 && D > 0 && D <= 256, "HEAD_DIM must be a multiple of 32 up to 256");
   static_assert(TOKENS % AT_ONCE == 0, "a warp's tokens are read in whole steps");
+
+  // Note [Staging]: two stages where they fit twice or more often into a multiprocessor's shared memory.
+  static constexpr int STAGES = TOKEN_BYTES <= 512 ? 2 : 1;
+  static constexpr int STAGE_PIECES = THREADS * STEPS * PER_LANE;  // of one tensor
 
   __device__ static __forceinline__ int warp() { return threadIdx.x / 32; }
   // The lane's place among the lanes of its token.
@@ -59,49 +80,69 @@ struct Rows {
     return largest;
   }
 
-  // 16 bytes of a token; ALIGNED: every row starts at a multiple of 16 bytes.
-  template <bool ALIGNED>
-  __device__ static __forceinline__ uint4 load_piece(const void* at) {
-    if (ALIGNED) return ptx::ld_global_nc_v4(at);
+  // Start to fetch this thread's pieces of a tile; zeros past the tile's rows and past the row's end.
+  __device__ static __forceinline__ void fetch(uint4* stage, const Tokens& x, const layout::Tile& tile, int head) {
+    const int64_t stride = x.token_stride * Element::BYTES;
+    const uint8_t* const first = static_cast<const uint8_t*>(x.data) + head * x.head_stride * Element::BYTES;
+    const uint8_t* from = first + (int64_t(tile.start) + row(0)) * stride + channel(0) * Element::BYTES;
+    uint4* const to = stage + threadIdx.x;
+    if ((reinterpret_cast<uint64_t>(first) | stride) % 16 == 0) {
+      const uint32_t shared = uint32_t(__cvta_generic_to_shared(to));
+#pragma unroll
+      for (int step = 0; step < STEPS; ++step, from += AT_ONCE * stride) {
+#pragma unroll
+        for (int p = 0; p < PER_LANE; ++p) {
+          const bool used = row(step) < tile.rows && has_piece(p);
+          ptx::cp_async_cg_16(shared + 16 * THREADS * (step * PER_LANE + p), used ? from + p * LANES * 16 : first,
+                              used ? 16 : 0);
+        }
+      }
+    } else {
+#pragma unroll 1
+      for (int step = 0; step < STEPS; ++step, from += AT_ONCE * stride) {
+#pragma unroll
+        for (int p = 0; p < PER_LANE; ++p) {
+          const bool used = row(step) < tile.rows && has_piece(p);
+          to[THREADS * (step * PER_LANE + p)] = used ? load_elements(from + p * LANES * 16) : make_uint4(0, 0, 0, 0);
+        }
+      }
+    }
+  }
+
+  // 16 bytes, element by element.
+  __device__ static __forceinline__ uint4 load_elements(const uint8_t* at) {
     uint32_t word[4];
-    const uint8_t* const from = static_cast<const uint8_t*>(at);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if (Element::BYTES == 4) {
-        word[i] = ptx::ld_global_nc_b32(from + 4 * i);
+        word[i] = ptx::ld_global_nc_b32(at + 4 * i);
       } else {
-        word[i] = ptx::ld_global_nc_u16(from + 4 * i) | ptx::ld_global_nc_u16(from + 4 * i + 2) << 16;
+        word[i] = ptx::ld_global_nc_u16(at + 4 * i) | ptx::ld_global_nc_u16(at + 4 * i + 2) << 16;
       }
     }
     return make_uint4(word[0], word[1], word[2], word[3]);
   }
 
-  template <bool ALIGNED, int COUNT>
-  __device__ static __forceinline__ void load_all(uint4 (&piece)[COUNT][PER_LANE], const uint8_t* head, int64_t stride,
-                                                  const layout::Tile& tile, int step) {
+  // The pieces of one step straight from global memory.
+  __device__ static __forceinline__ void load_step(uint4 (&piece)[PER_LANE], const Tokens& x, const layout::Tile& tile,
+                                                   int head, int step) {
+    const uint8_t* const first = static_cast<const uint8_t*>(x.data) + head * x.head_stride * Element::BYTES;
+    const int64_t stride = x.token_stride * Element::BYTES;
+    const uint8_t* const from = first + (int64_t(tile.start) + row(step)) * stride + channel(0) * Element::BYTES;
+    const bool aligned = (reinterpret_cast<uint64_t>(first) | stride) % 16 == 0;
 #pragma unroll
-    for (int k = 0; k < COUNT; ++k) {
-      const uint8_t* const from = head + (int64_t(tile.start) + row(step + k)) * stride + channel(0) * Element::BYTES;
-#pragma unroll
-      for (int p = 0; p < PER_LANE; ++p) {
-        piece[k][p] = make_uint4(0, 0, 0, 0);
-        if (row(step + k) < tile.rows && has_piece(p)) piece[k][p] = load_piece<ALIGNED>(from + p * LANES * 16);
+    for (int p = 0; p < PER_LANE; ++p) {
+      piece[p] = make_uint4(0, 0, 0, 0);
+      if (row(step) < tile.rows && has_piece(p)) {
+        piece[p] = aligned ? ptx::ld_global_nc_v4(from + p * LANES * 16) : load_elements(from + p * LANES * 16);
       }
     }
   }
 
-  // The pieces of COUNT steps from `step` on; zeros past the tile's rows and past the row's end. All loads are under
-  // way before the first is used.
-  template <int COUNT>
-  __device__ static __forceinline__ void load(uint4 (&piece)[COUNT][PER_LANE], const Tokens& x, const layout::Tile& tile,
-                                              int head, int step) {
-    const uint8_t* const from = static_cast<const uint8_t*>(x.data) + head * x.head_stride * Element::BYTES;
-    const int64_t stride = x.token_stride * Element::BYTES;
-    if ((reinterpret_cast<uint64_t>(from) | stride) % 16 == 0) {
-      load_all<true>(piece, from, stride, tile, step);
-    } else {
-      load_all<false>(piece, from, stride, tile, step);
-    }
+  // The pieces of one step, once they have arrived.
+  __device__ static __forceinline__ void read(uint4 (&piece)[PER_LANE], const uint4* stage, int step) {
+#pragma unroll
+    for (int p = 0; p < PER_LANE; ++p) piece[p] = stage[(step * PER_LANE + p) * THREADS + threadIdx.x];
   }
 
   // Largest magnitude of a piece's elements as an integer, which orders finite < Inf < NaN. Two-byte elements stay
@@ -115,16 +156,53 @@ struct Rows {
     return ptx::max_u16x2(ptx::max_u16x2(x.x & MASK, x.y & MASK), ptx::max_u16x2(x.z & MASK, x.w & MASK));
   }
 
+  // The same of all pieces that a lane has of a token.
+  __device__ static __forceinline__ uint32_t piece_amax(const uint4 (&piece)[PER_LANE]) {
+    uint32_t packed = 0;
+#pragma unroll
+    for (int p = 0; p < PER_LANE; ++p) packed = packed_max(packed, packed_amax(piece[p]));
+    return packed;
+  }
+
   // The larger of two packed magnitudes, element by element.
   __device__ static __forceinline__ uint32_t packed_max(uint32_t a, uint32_t b) {
     return Element::BYTES == 4 ? max(a, b) : ptx::max_u16x2(a, b);
   }
 
-  // From the lane's packed magnitudes to the token's largest one, in every lane of the token.
-  __device__ static __forceinline__ uint32_t token_amax(uint32_t packed) {
+  // Note [Owners]: the values of the lane's own token, combined over its lanes.
+  template <class Combine>
+  __device__ static __forceinline__ uint32_t reduce(uint32_t (&value)[STEPS], Combine combine) {
+    static_assert(STEPS <= LANES, "every step has an owner among the lanes of its token");
 #pragma unroll
-    for (int lanes = 1; lanes < LANES; lanes *= 2) packed = packed_max(packed, ptx::shfl_bfly(packed, lanes));
-    return Element::BYTES == 4 ? packed : max(packed & 0xFFFF, packed >> 16);
+    for (int lanes = 1; lanes < STEPS; lanes *= 2) {
+      const bool odd = threadIdx.x & lanes;
+#pragma unroll
+      for (int i = 0; i < STEPS / (2 * lanes); ++i) {
+        const uint32_t kept = odd ? value[2 * i + 1] : value[2 * i], given = odd ? value[2 * i] : value[2 * i + 1];
+        value[i] = combine(kept, ptx::shfl_bfly(given, lanes));
+      }
+    }
+#pragma unroll
+    for (int lanes = STEPS; lanes < LANES; lanes *= 2) value[0] = combine(value[0], ptx::shfl_bfly(value[0], lanes));
+    return value[0];
+  }
+  // Row in the tile of the token that this lane owns.
+  __device__ static __forceinline__ int owned_row() { return row(threadIdx.x % STEPS); }
+  // Of several lanes that own the same token, the one that speaks for it.
+  __device__ static __forceinline__ bool is_first_owner() { return lane() < STEPS; }
+  // What the owner of this lane's token in a step has.
+  __device__ static __forceinline__ uint32_t from_owner(uint32_t value, int step) {
+    return ptx::shfl_idx(value, threadIdx.x % 32 / LANES * LANES + step);
+  }
+  // Of a ballot, the bits of the lanes of this lane's token.
+  __device__ static __forceinline__ uint32_t of_token(uint32_t ballot) {
+    return ballot & (0xFFFFFFFFu >> (32 - LANES)) << (threadIdx.x % 32 / LANES * LANES);
+  }
+
+  // The largest magnitude of the owned token, from the packed magnitudes of each step.
+  __device__ static __forceinline__ uint32_t owned_amax(uint32_t (&packed)[STEPS]) {
+    const uint32_t largest = reduce(packed, [](uint32_t a, uint32_t b) { return packed_max(a, b); });
+    return Element::BYTES == 4 ? largest : max(largest & 0xFFFF, largest >> 16);
   }
 
   // The i-th element of a piece as float32.
@@ -142,15 +220,15 @@ __device__ __forceinline__ void widen_piece(float (&x)[R::VALUES], const uint4& 
   for (int i = 0; i < R::VALUES; ++i) x[i] = R::widen(piece, i);
 }
 
-// E4M3 codes of a piece's elements times `factor`, VALUES / 4 words; zeros if the token is lost.
+// E4M3 codes of a piece's elements times `factor`, VALUES / 4 words; zeros if the factor is 0, which marks a lost
+// token, whose elements may be NaN.
 template <class R>
-__device__ __forceinline__ void encode_piece(uint32_t (&codes)[R::VALUES / 4], const float (&x)[R::VALUES], float factor,
-                                             bool lost) {
+__device__ __forceinline__ void encode_piece(uint32_t (&codes)[R::VALUES / 4], const float (&x)[R::VALUES], float factor) {
 #pragma unroll
   for (int i = 0; i < R::VALUES / 4; ++i) {
     const uint32_t word = formats::encode_e4m3x4(__fmul_rn(x[4 * i], factor), __fmul_rn(x[4 * i + 1], factor),
                                                  __fmul_rn(x[4 * i + 2], factor), __fmul_rn(x[4 * i + 3], factor));
-    codes[i] = lost ? 0 : word;
+    codes[i] = factor == 0.0f ? 0 : word;
   }
 }
 
@@ -162,6 +240,42 @@ __device__ __forceinline__ void store_codes(uint8_t* tile, int row, int channel,
     ptx::st_global_v2(to, codes[0], codes[1]);
   } else {
     ptx::st_global_b32(to, codes[0]);
+  }
+}
+
+// ---- tile after tile -------------------------------------------------------------------------------------------
+
+// Units blockIdx.x, blockIdx.x + gridDim.x, ... below `units`, each fetched while the one before is worked on: Note
+// [Staging]. `find` gives a unit's tile, `fetch` starts its copies into a stage, `work` is called when this thread's
+// have arrived; the last two get the parity of the call, which tells apart what two units in a row use.
+template <class R, int PIECES = R::STAGE_PIECES, class Find, class Fetch, class Work>
+__device__ __forceinline__ void for_each_tile(uint32_t units, uint4* stages, Find find, Fetch fetch, Work work) {
+  uint32_t unit = blockIdx.x, next = unit + gridDim.x;
+  if (unit >= units) return;
+  layout::Tile tile = find(unit), next_tile = tile;
+  if (next < units) next_tile = find(next);
+  fetch(unit, tile, stages, 0);
+  ptx::cp_async_commit_group();
+#pragma unroll 1
+  for (int parity = 0; unit < units; parity ^= 1) {
+    uint4* const stage = stages + (R::STAGES == 2 ? parity * PIECES : 0);
+    if (R::STAGES == 2) {
+      if (next < units) fetch(next, next_tile, stages + (parity ^ 1) * PIECES, parity ^ 1);
+      ptx::cp_async_commit_group();
+      ptx::cp_async_wait_group<1>();
+    } else {
+      ptx::cp_async_wait_group<0>();
+    }
+    const uint32_t after = next + gridDim.x;
+    layout::Tile after_tile = next_tile;
+    if (after < units) after_tile = find(after);  // on its way while this tile is worked on
+    work(unit, tile, stage, parity);
+    if (R::STAGES == 1) {
+      if (next < units) fetch(next, next_tile, stages, parity ^ 1);
+      ptx::cp_async_commit_group();
+    }
+    unit = next, next = after;
+    tile = next_tile, next_tile = after_tile;
   }
 }
 

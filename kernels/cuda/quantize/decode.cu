@@ -32,7 +32,7 @@ __device__ __forceinline__ void decode_all(const DecodeParams& p, Decode decode)
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) decode_tokens(const __grid_constant__ DecodeParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) decode_tokens(const __grid_constant__ DecodeParams p) {
   decode_all(p, [&](int64_t slot, int, int row, int channel) {
     const int d = p.head_dim, scale_bytes = (d + 127) / 128 * layout::SCALE_TILE_BYTES;
     const uint32_t code = p.payload[slot * (layout::TILE * d) + layout::payload_offset(d, row, channel)];
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) decode_tokens(const __grid
   });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) decode_nvfp4(const __grid_constant__ DecodeParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) decode_nvfp4(const __grid_constant__ DecodeParams p) {
   decode_all(p, [&](int64_t slot, int head, int row, int channel) {
     const int d = p.head_dim;
     const uint32_t pair = p.payload[slot * (layout::TILE * d / 2) + layout::payload_offset(d / 2, row, channel / 2)];

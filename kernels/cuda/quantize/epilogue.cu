@@ -30,7 +30,7 @@ __device__ __forceinline__ float scale_exactly(float x, float exponent) {
   return __fmul_rn(x, exponent == exponent ? power : exponent);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) reduce_heads(const __grid_constant__ EpilogueParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) reduce_heads(const __grid_constant__ EpilogueParams p) {
   const int pieces = p.head_dim / 4;
   const uint32_t units = uint32_t(p.status[layout::NUM_TILES]) * uint32_t(p.heads);
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {

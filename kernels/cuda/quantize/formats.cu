@@ -16,7 +16,7 @@ constexpr int THREADS = 256;
 // As `conversions.CONVERSIONS` lists them.
 enum Conversion { E4M3_NATIVE, E4M3_SOFTWARE, E2M1_NATIVE, E2M1_SOFTWARE, E8M0_NATIVE, E8M0_SOFTWARE, RCEIL };
 
-extern "C" __global__ void __launch_bounds__(THREADS) convert(const __grid_constant__ FormatsParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 4) convert(const __grid_constant__ FormatsParams p) {
 #pragma unroll 1
   for (int64_t i = blockIdx.x * int64_t(THREADS) + threadIdx.x; i < p.count; i += gridDim.x * int64_t(THREADS)) {
     const float x = p.x[i];
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) convert(const __grid_const
     switch (p.conversion) {
       case E4M3_NATIVE: code = formats::encode_e4m3x4(x, 0, 0, 0) & 0xFF; break;
       case E4M3_SOFTWARE: code = formats::E4M3::encode(x); break;
-      case E2M1_NATIVE: code = formats::encode_e2m1x2(x, 0) & 0xF; break;
+      case E2M1_NATIVE: code = formats::encode_e2m1(x); break;
       case E2M1_SOFTWARE: code = formats::E2M1::encode(x); break;
       case E8M0_NATIVE: code = formats::encode_e8m0_rp(x); break;
       case E8M0_SOFTWARE: code = formats::encode_e8m0_rp_software(x); break;

@@ -42,13 +42,13 @@ __device__ __forceinline__ void rotate_channels(float (&x)[R::PER_LANE][R::VALUE
       }
     } else if (stride < R::VALUES * R::LANES) {  // between lanes
       const int lanes = stride / R::VALUES;
-      const bool second = R::lane() & lanes;
+      const float sign = R::lane() & lanes ? -1.0f : 1.0f;  // the FMA's product is exact: own + other, or other - own
 #pragma unroll
       for (int p = 0; p < R::PER_LANE; ++p) {
 #pragma unroll
         for (int i = 0; i < R::VALUES; ++i) {
-          const float own = x[p][i], other = __uint_as_float(ptx::shfl_bfly(__float_as_uint(own), lanes));
-          x[p][i] = second ? __fsub_rn(other, own) : __fadd_rn(own, other);
+          const float other = __uint_as_float(ptx::shfl_bfly(__float_as_uint(x[p][i]), lanes));
+          x[p][i] = __fmaf_rn(x[p][i], sign, other);
         }
       }
     } else {  // between the pieces of a lane
@@ -95,11 +95,7 @@ __device__ __forceinline__ void quantize_step(const uint4 (&piece)[R::PER_LANE],
     for (int lanes = 1; lanes < BLOCK / R::VALUES; lanes *= 2) amax[p] = max(amax[p], ptx::shfl_bfly(amax[p], lanes));
     largest = max(largest, amax[p]);
   }
-#pragma unroll
-  for (int lanes = BLOCK / R::VALUES; lanes < R::LANES; lanes *= 2) {
-    largest = max(largest, ptx::shfl_bfly(largest, lanes));
-  }
-  const bool lost = largest >= formats::EXPONENT;
+  const bool lost = R::of_token(ptx::vote_ballot(largest >= formats::EXPONENT)) != 0;
 
   const float m = __fmul_rn(head_scale.x, __uint_as_float(0x3E2AAAABu) /* fl(1/6) */);
   const int row = R::row(step);

@@ -1,11 +1,11 @@
 // Quantization of q, k and v in one launch and one pass over their data: the CUDA form of
 // flamia.reference.scaling.quantize_tokens and .nvfp4.quantize_nvfp4, written as flamia.reference.layout lays out.
 //
-// A CTA takes one tile of 128 tokens of one head at a time (Note [Lanes of a token]). It reads the tile into
-// registers once and writes from there whatever the tensor's job asks for:
-//   payload, scales, exponents               token blocks of 1: Q, K, V1
+// A CTA takes one tile of 128 tokens of one head at a time (Note [Lanes of a token]). It reads the tile once, into
+// shared memory (Note [Staging]), and writes from there whatever the tensor's job asks for:
+//   payload, scales, exponents               token blocks of 1: Q, K; V1 without the last
 //   block_payload, block_scales, ..          token blocks of 32: V32
-//   nvfp4_payload, nvfp4_scales              NVFP4, after a Hadamard rotation if the job says so; Q, K
+//   nvfp4_payload, nvfp4_scales, ..          NVFP4, after a Hadamard rotation if the job says so
 // Heads run fastest over CTAs, so that those at work together read the same rows of the packed tensors.
 #include "common/padding.cuh"
 #include "common/tokens.cuh"
@@ -37,13 +37,14 @@ struct QuantizeParams {
 };
 static_assert(sizeof(QuantizeParams) == PARAMS_BYTES, "QuantizeParams must match structs.QUANTIZE");
 
-using R = Rows<formats::Given, HEAD_DIM>;
+using R = Rows<formats::Given, HEAD_DIM, 1>;
 constexpr int D = R::D;
 constexpr int PAYLOAD_BYTES = layout::TILE * D;
 constexpr int SCALE_BYTES = (D + 127) / 128 * layout::SCALE_TILE_BYTES;
 
-// CTAs per multiprocessor, which bounds the registers: a tile takes up to 32 per thread, 64 in the widest case.
-constexpr int CTAS = R::WARPS == 8 ? 3 : 1;
+// CTAs per multiprocessor, by their shared memory; this bounds the registers.
+constexpr int CTAS = R::TOKEN_BYTES <= 128 ? 4 : R::TOKEN_BYTES <= 256 ? 3 : 1;
+extern "C" __constant__ const int quantize_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 
 // The exponent of a token whose payload is all zero: Note [Folded exponents] of flamia.reference.operands.
 constexpr float ZERO_TOKEN_EXPONENT = -8.0f;
@@ -58,122 +59,93 @@ struct alignas(16) Shared {
   uint32_t nvfp4[layout::TILE][D / 64 + 1];  // scale bytes of each token, four to a word
 };
 
-// ---- token blocks of 1, and NVFP4 ------------------------------------------------------------------------------
-
-// What a token's largest magnitude says about it.
-struct TokenScale {
-  float amax;  // 0 for a lost token
-  bool lost;   // holds an Inf or a NaN
-};
-
-__device__ __forceinline__ TokenScale find_scale(const uint4 (&piece)[R::PER_LANE]) {
-  uint32_t packed = 0;
-#pragma unroll
-  for (int p = 0; p < R::PER_LANE; ++p) packed = R::packed_max(packed, R::packed_amax(piece[p]));
-  const uint32_t magnitude = R::token_amax(packed);
-  const bool lost = magnitude >= R::Element::INFINITE;
-  return {lost ? 0.0f : R::Element::widen(magnitude), lost};
-}
-
-// Encode the tokens of one step under the scale 2^(byte - 127).
-__device__ __forceinline__ void store_step(uint8_t* payload, const uint4 (&piece)[R::PER_LANE], int step, uint32_t byte,
-                                           bool lost) {
-  const float factor = formats::inverse_e8m0(byte);
+// The tokens of one step under the scale whose inverse is `factor`; zeros if that is 0.
+__device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R::PER_LANE][R::VALUES], int step,
+                                           float factor) {
 #pragma unroll
   for (int p = 0; p < R::PER_LANE; ++p) {
-    float x[R::VALUES];
-    widen_piece<R>(x, piece[p]);
     uint32_t codes[R::VALUES / 4];
-    encode_piece<R>(codes, x, factor, lost);
+    encode_piece<R>(codes, x[p], factor);
     if (R::has_piece(p)) store_codes<R>(payload, R::row(step), R::channel(p), codes);
   }
 }
 
-// The tokens of one step by their own scales.
-__device__ __forceinline__ void quantize_tokens(const Job& job, int64_t slot, const uint4 (&piece)[R::PER_LANE], int step,
-                                                TokenScale scale, Shared& shared) {
-  const uint32_t byte = formats::rceil_e4m3(scale.amax);
-  store_step(job.payload + slot * PAYLOAD_BYTES, piece, step, byte, scale.lost);
-  if (R::lane() == 0) {
-    shared.byte[R::row(step)] = scale.lost ? formats::E8M0_NAN : byte;
-    shared.zero[R::row(step)] = !scale.lost && __float_as_uint(scale.amax) <= ZERO_TOKEN_AMAX;
+// A template, so that nothing of it is compiled where D has no NVFP4 tiles.
+template <bool AVAILABLE>
+__device__ __forceinline__ void quantize_nvfp4(const Job& job, int head, const layout::Tile& tile, int64_t slot,
+                                               const uint4* stage, Shared& shared) {
+  if constexpr (AVAILABLE) {
+    const float2 head_scale = job.nvfp4_head_scales[head];
+#pragma unroll 1
+    for (int step = 0; step < R::STEPS; ++step) {
+      uint4 piece[R::PER_LANE];
+      R::read(piece, stage, step);
+      nvfp4::quantize_step<R>(piece, step, R::row(step) < tile.rows, job.hadamard, head_scale,
+                              job.nvfp4_payload + slot * (PAYLOAD_BYTES / 2), shared.nvfp4);
+    }
   }
 }
 
-// A tile whose tokens need nothing of each other: some steps at a time, while the next ones are on their way.
-__device__ __forceinline__ void quantize_by_token(const Job& job, int head, const layout::Tile& tile, int64_t slot,
-                                                  Shared& shared) {
-  constexpr int GROUP = R::PER_LANE == 1 ? 2 : 1;
-  uint4 next[GROUP][R::PER_LANE];
-  R::load(next, job.source, tile, head, 0);
-#pragma unroll 1
-  for (int step = 0; step < R::STEPS; step += GROUP) {
-    uint4 piece[GROUP][R::PER_LANE];
+// One tile. `shared` is in use by no other thread, and is so again after the barrier in the call after the next one.
+__device__ __forceinline__ void quantize_tile(const Job& job, int head, const layout::Tile& tile, int64_t slot,
+                                              const uint4* stage, Shared& shared) {
+  const int warp = R::warp(), lane = threadIdx.x % 32;
+
+  // ---- scales: each lane for the token that it owns ----------------------------------------------------------
+  uint32_t packed[R::STEPS];
 #pragma unroll
-    for (int k = 0; k < GROUP; ++k) {
+  for (int step = 0; step < R::STEPS; ++step) {
+    uint4 piece[R::PER_LANE];
+    R::read(piece, stage, step);
+    packed[step] = R::piece_amax(piece);
+  }
+  const uint32_t magnitude = R::owned_amax(packed);
+  const bool lost = magnitude >= R::Element::INFINITE;
+  const float amax = lost ? 0.0f : R::Element::widen(magnitude);
+  const uint32_t byte = formats::rceil_e4m3(amax);
+  const float owned_factor = lost ? 0.0f : formats::inverse_e8m0(byte);
+  if (R::is_first_owner()) {
+    shared.byte[R::owned_row()] = lost ? formats::E8M0_NAN : byte;
+    shared.zero[R::owned_row()] = !lost && __float_as_uint(amax) <= ZERO_TOKEN_AMAX;
+  }
+  const uint32_t warp_amax = ptx::redux_max_u32(__float_as_uint(amax)), warp_lost = ptx::vote_ballot(lost);
+  if (lane == 0) {
+    shared.amax[warp] = warp_amax;
+    shared.lost[warp] = warp_lost;
+  }
+  if (job.nvfp4_payload != nullptr) quantize_nvfp4<nvfp4::AVAILABLE<D>>(job, head, tile, slot, stage, shared);
+  __syncthreads();
+
+  // ---- payloads ----------------------------------------------------------------------------------------------
+  const float largest = __uint_as_float(R::over_block(shared.amax, warp / R::WARPS_PER_BLOCK));
+  const float block_factor = formats::inverse_e8m0(formats::rceil_e4m3(largest));
+  if (job.payload != nullptr || job.block_payload != nullptr) {
+#pragma unroll 4
+    for (int step = 0; step < R::STEPS; ++step) {
+      uint4 piece[R::PER_LANE];
+      R::read(piece, stage, step);
+      float x[R::PER_LANE][R::VALUES];
 #pragma unroll
-      for (int p = 0; p < R::PER_LANE; ++p) piece[k][p] = next[k][p];
-    }
-    if (step + GROUP < R::STEPS) R::load(next, job.source, tile, head, step + GROUP);
-#pragma unroll
-    for (int k = 0; k < GROUP; ++k) {
-      if (job.payload != nullptr) quantize_tokens(job, slot, piece[k], step + k, find_scale(piece[k]), shared);
-      if constexpr (nvfp4::AVAILABLE<D>) {
-        if (job.nvfp4_payload != nullptr) {
-          nvfp4::quantize_step<R>(piece[k], step + k, R::row(step + k) < tile.rows, job.hadamard,
-                                  job.nvfp4_head_scales[head], job.nvfp4_payload + slot * (PAYLOAD_BYTES / 2),
-                                  shared.nvfp4);
-        }
+      for (int p = 0; p < R::PER_LANE; ++p) widen_piece<R>(x[p], piece[p]);
+      const float factor = __uint_as_float(R::from_owner(__float_as_uint(owned_factor), step));
+      if (job.payload != nullptr) store_step(job.payload + slot * PAYLOAD_BYTES, x, step, factor);
+      if (job.block_payload != nullptr) {
+        store_step(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor);
       }
     }
   }
-  __syncthreads();
-  const int lane = threadIdx.x % 32;
-  if constexpr (nvfp4::AVAILABLE<D>) {
-    const int u = R::warp() - (R::WARPS - D / 64);
-    if (job.nvfp4_payload != nullptr && u >= 0) {
-      ptx::st_global_v4(job.nvfp4_scales + slot * (8 * D) + u * layout::SCALE_TILE_BYTES + 16 * lane,
-                        make_uint4(shared.nvfp4[lane][u], shared.nvfp4[lane + 32][u], shared.nvfp4[lane + 64][u],
-                                   shared.nvfp4[lane + 96][u]));
+
+  // ---- scale tiles, a warp each ------------------------------------------------------------------------------
+  if (warp == 0 && job.payload != nullptr) store_channel_scales<D>(job.scales + slot * SCALE_BYTES, shared.byte, lane);
+  if (warp == 1 && job.exponents != nullptr) {
+#pragma unroll
+    for (int row = lane; row < layout::TILE; row += 32) {
+      const uint32_t of_row = shared.byte[row];
+      const float exponent = of_row == formats::E8M0_NAN ? __uint_as_float(0x7FC00000u) : float(int(of_row) - 127);
+      job.exponents[slot * layout::TILE + row] = shared.zero[row] ? ZERO_TOKEN_EXPONENT : exponent;
     }
   }
-}
-
-// ---- token blocks of 32, and the same tokens in blocks of 1 ----------------------------------------------------
-
-__device__ __forceinline__ void quantize_by_block(const Job& job, int head, const layout::Tile& tile, int64_t slot,
-                                                  Shared& shared) {
-  const int warp = R::warp(), lane = threadIdx.x % 32;
-  uint4 piece[R::STEPS][R::PER_LANE];
-  R::load(piece, job.source, tile, head, 0);
-
-  uint32_t amax = 0, lost_steps = 0;  // of the warp's finite tokens, as bits of a float32
-#pragma unroll
-  for (int step = 0; step < R::STEPS; ++step) {
-    const TokenScale scale = find_scale(piece[step]);
-    amax = max(amax, __float_as_uint(scale.amax));
-    lost_steps |= uint32_t(scale.lost) << step;
-    if (job.payload != nullptr) quantize_tokens(job, slot, piece[step], step, scale, shared);
-  }
-  uint32_t lost = lost_steps != 0;
-#pragma unroll
-  for (int lanes = R::LANES; lanes < 32; lanes *= 2) {
-    amax = max(amax, ptx::shfl_bfly(amax, lanes));
-    lost |= ptx::shfl_bfly(lost, lanes);
-  }
-  if (lane == 0) {
-    shared.amax[warp] = amax;
-    shared.lost[warp] = lost;
-  }
-  __syncthreads();
-
-  const float largest = __uint_as_float(R::over_block(shared.amax, warp / R::WARPS_PER_BLOCK));
-  const uint32_t byte = formats::rceil_e4m3(largest);
-#pragma unroll
-  for (int step = 0; step < R::STEPS; ++step) {
-    store_step(job.block_payload + slot * PAYLOAD_BYTES, piece[step], step, byte, lost_steps >> step & 1);
-  }
-  if (warp == 2) {
+  if (warp == 2 && job.block_payload != nullptr) {
     uint32_t bytes[layout::BLOCKS], word = 0;
 #pragma unroll
     for (int b = 0; b < layout::BLOCKS; ++b) {
@@ -182,43 +154,45 @@ __device__ __forceinline__ void quantize_by_block(const Job& job, int head, cons
       bytes[b] = layout::BLOCK * b + lane < tile.rows ? of_block : 0;
       word |= (layout::BLOCK * b < tile.rows ? of_block : 0) << 8 * b;
     }
-    if (job.block_scales != nullptr) store_block_scales<D>(job.block_scales + slot * SCALE_BYTES, bytes, lane);
-    if (job.block_token_scales != nullptr) {
-      store_token_scales<D>(job.block_token_scales + slot * SCALE_BYTES, word, lane);
-    }
+    store_block_scales<D>(job.block_scales + slot * SCALE_BYTES, bytes, lane);
+    store_token_scales<D>(job.block_token_scales + slot * SCALE_BYTES, word, lane);
+  }
+  const int u = warp - (R::WARPS - D / 64);
+  if (job.nvfp4_payload != nullptr && u >= 0) {
+    ptx::st_global_v4(job.nvfp4_scales + slot * (8 * D) + u * layout::SCALE_TILE_BYTES + 16 * lane,
+                      make_uint4(shared.nvfp4[lane][u], shared.nvfp4[lane + 32][u], shared.nvfp4[lane + 64][u],
+                                 shared.nvfp4[lane + 96][u]));
   }
 }
 
-// ---- the tiles of a launch -------------------------------------------------------------------------------------
+// What a CTA works on: one tile of one head of one job.
+struct Unit {
+  int job;
+  int head;
+  uint32_t index;  // of the tile
+};
+
+__device__ __forceinline__ Unit find_unit(const QuantizeParams& p, uint32_t unit) {
+  const uint32_t heads = p.total_heads;
+  Unit u = {0, int(unit % heads), unit / heads};
+  while (u.head >= p.jobs[u.job].heads) u.head -= p.jobs[u.job++].heads;
+  return u;
+}
 
 extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) quantize(const __grid_constant__ QuantizeParams p) {
+  extern __shared__ uint4 stages[];
   // Two, so that one barrier per tile is enough: what a tile writes is read before the barrier of the next one.
-  __shared__ Shared both[2];
-  const int warp = R::warp(), lane = threadIdx.x % 32;
-  const uint32_t heads = p.total_heads, units = uint32_t(p.status[layout::NUM_TILES]) * heads;
-  int parity = 0;
-  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
-    const uint32_t index = unit / heads;
-    int head = unit % heads, j = 0;
-    while (head >= p.jobs[j].heads) head -= p.jobs[j++].heads;
-    const Job& job = p.jobs[j];
-    const layout::Tile tile = p.tiles[index];
-    const int64_t slot = head * p.max_tiles + index;
-    Shared& shared = both[parity];
-    if (job.block_payload != nullptr) {
-      quantize_by_block(job, head, tile, slot, shared);
-    } else {
-      quantize_by_token(job, head, tile, slot, shared);
-    }
-    if (warp == 0 && job.payload != nullptr) store_channel_scales<D>(job.scales + slot * SCALE_BYTES, shared.byte, lane);
-    if (warp == 1 && job.exponents != nullptr) {
-#pragma unroll
-      for (int row = lane; row < layout::TILE; row += 32) {
-        const uint32_t byte = shared.byte[row];
-        const float exponent = byte == formats::E8M0_NAN ? __uint_as_float(0x7FC00000u) : float(int(byte) - 127);
-        job.exponents[slot * layout::TILE + row] = shared.zero[row] ? ZERO_TOKEN_EXPONENT : exponent;
-      }
-    }
-  }
+  __shared__ Shared shared[2];
+  const uint32_t units = uint32_t(p.status[layout::NUM_TILES]) * p.total_heads;
+  for_each_tile<R>(
+      units, stages, [&](uint32_t unit) { return p.tiles[find_unit(p, unit).index]; },
+      [&](uint32_t unit, const layout::Tile& tile, uint4* stage, int) {
+        const Unit u = find_unit(p, unit);
+        R::fetch(stage, p.jobs[u.job].source, tile, u.head);
+      },
+      [&](uint32_t unit, const layout::Tile& tile, const uint4* stage, int parity) {
+        const Unit u = find_unit(p, unit);
+        quantize_tile(p.jobs[u.job], u.head, tile, u.head * p.max_tiles + u.index, stage, shared[parity]);
+      });
   clear_padding(p.padding, p.status);
 }

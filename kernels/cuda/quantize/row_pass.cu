@@ -27,14 +27,21 @@ struct RowPassParams {
 };
 static_assert(sizeof(RowPassParams) == PARAMS_BYTES, "RowPassParams must match structs.ROW_PASS");
 
-using R = Rows<formats::Given, HEAD_DIM>;
+// Where both tensors fit into a stage, both are staged; else out is read where it is needed.
+constexpr bool STAGE_OUT = HEAD_DIM * formats::Given::BYTES <= 512;
+using R = Rows<formats::Given, HEAD_DIM, STAGE_OUT ? 2 : 1>;
+constexpr int STAGE_PIECES = R::STAGE_PIECES * (STAGE_OUT ? 2 : 1);
 constexpr int D = R::D;
 constexpr int SCALE_BYTES = (D + 127) / 128 * layout::SCALE_TILE_BYTES;
 
+// CTAs per multiprocessor, by their shared memory; this bounds the registers.
+constexpr int CTAS = R::TOKEN_BYTES <= 128 ? 4 : R::TOKEN_BYTES <= 256 ? 3 : 1;
+extern "C" __constant__ const int row_pass_shared_bytes = R::STAGES * STAGE_PIECES * 16;
+
 struct alignas(16) Shared {
-  uint32_t amax[R::WARPS];     // of the rows of each warp, as bits of a float32
-  float delta[layout::TILE];
-  float top[layout::TILE];
+  float row_sum[layout::TILE];
+  float row_max[layout::TILE];
+  uint32_t amax[R::WARPS];  // of the rows of each warp, as bits of a float32
 };
 
 // The sum of a lane's products as a tree of adjacent pairs.
@@ -51,128 +58,127 @@ __device__ __forceinline__ float sum_pairs(const float (&x)[N]) {
   return y[0];
 }
 
+// Start to fetch l and m of the row that this lane owns, for itself.
+__device__ __forceinline__ void fetch_rows(const RowPassParams& p, int head, const layout::Tile& tile, Shared& shared) {
+  const int row = R::owned_row();
+  if (!R::is_first_owner() || row >= tile.rows) return;
+  const int64_t token = int64_t(tile.start) + row;
+  ptx::cp_async_ca_4(uint32_t(__cvta_generic_to_shared(&shared.row_sum[row])), p.row_sum + head * p.row_sum_stride + token);
+  ptx::cp_async_ca_4(uint32_t(__cvta_generic_to_shared(&shared.row_max[row])), p.row_max + head * p.row_max_stride + token);
+}
+
 __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, const layout::Tile& tile, int64_t slot,
-                                              Shared& shared) {
+                                              const uint4* stage, Shared& shared) {
   const int warp = R::warp(), lane = threadIdx.x % 32;
 
-  // ---- read --------------------------------------------------------------------------------------------------
-  uint4 dout[R::STEPS][R::PER_LANE];
-  float inverse[R::STEPS];  // fl(1 / l)
-  R::load(dout, p.dout, tile, head, 0);
+  // ---- rows: each lane for the one that it owns --------------------------------------------------------------
+  // Rounding is monotone: the largest |fl(x * inverse)| is fl(largest |x| * inverse), and it is not finite exactly if
+  // one of the products is not, unless dO is all zero, which makes the row inactive before anything else.
+  uint32_t packed[R::STEPS];
 #pragma unroll
   for (int step = 0; step < R::STEPS; ++step) {
-    const int row = R::row(step);
-    inverse[step] = row < tile.rows ? p.row_sum[head * p.row_sum_stride + tile.start + row] : 1.0f;
+    uint4 dout[R::PER_LANE];
+    R::read(dout, stage, step);
+    packed[step] = R::piece_amax(dout);
   }
-
-  // ---- the block's maximum over rows that are neither inactive nor lost --------------------------------------
-  uint32_t warp_amax = 0, zero_steps = 0, lost_steps = 0;
-#pragma unroll
-  for (int step = 0; step < R::STEPS; ++step) {
-    inverse[step] = ptx::rcp_rn_f32(inverse[step]);
-    uint32_t given = 0, scaled = 0;
-#pragma unroll
-    for (int q = 0; q < R::PER_LANE; ++q) {
-#pragma unroll
-      for (int i = 0; i < R::VALUES; ++i) {
-        const float x = R::widen(dout[step][q], i);
-        given |= __float_as_uint(x) & formats::MAGNITUDE;
-        if (R::has_piece(q)) scaled = max(scaled, __float_as_uint(__fmul_rn(x, inverse[step])) & formats::MAGNITUDE);
-      }
-    }
-#pragma unroll
-    for (int lanes = 1; lanes < R::LANES; lanes *= 2) {
-      given |= ptx::shfl_bfly(given, lanes);
-      scaled = max(scaled, ptx::shfl_bfly(scaled, lanes));
-    }
-    const bool zero = given == 0, lost = scaled >= formats::EXPONENT;
-    zero_steps |= uint32_t(zero) << step;
-    lost_steps |= uint32_t(lost) << step;
-    if (!zero && !lost) warp_amax = max(warp_amax, scaled);
-  }
-#pragma unroll
-  for (int lanes = R::LANES; lanes < 32; lanes *= 2) warp_amax = max(warp_amax, ptx::shfl_bfly(warp_amax, lanes));
+  const uint32_t given = R::owned_amax(packed);
+  const int row = R::owned_row();
+  const bool used = row < tile.rows;
+  // Of the lanes that own a row, the first fetched l; the others get it from there.
+  const float row_sum = used && R::is_first_owner() ? shared.row_sum[row] : 1.0f;
+  float inverse = ptx::rcp_rn_f32(row_sum);  // fl(1 / l)
+  inverse = __uint_as_float(R::from_owner(__float_as_uint(inverse), threadIdx.x % R::STEPS));
+  const uint32_t scaled = __float_as_uint(__fmul_rn(R::Element::widen(given), inverse)) & formats::MAGNITUDE;
+  const bool zero = given == 0, lost = !zero && scaled >= formats::EXPONENT;
+  const uint32_t warp_amax = ptx::redux_max_u32(zero || lost ? 0 : scaled);
   if (lane == 0) shared.amax[warp] = warp_amax;
   __syncthreads();
 
   // ---- quantize, and delta of the quantized row --------------------------------------------------------------
   const float largest = __uint_as_float(R::over_block(shared.amax, warp / R::WARPS_PER_BLOCK));
   const uint32_t byte = formats::rceil_e4m3(largest);
-  const float factor = formats::inverse_e8m0(byte), scale = formats::decode_e8m0(byte);
-  constexpr int WANTED = R::PER_LANE == 1 ? 4 : 2, GROUP = R::STEPS < WANTED ? R::STEPS : WANTED;
-  uint4 out[GROUP][R::PER_LANE];
+  const float scale = formats::decode_e8m0(byte), owned_factor = zero || lost ? 0.0f : formats::inverse_e8m0(byte);
+  uint32_t delta_of[R::STEPS], any_of = 0;
+  [[maybe_unused]] uint32_t second_of[R::STEPS];
 #pragma unroll
   for (int step = 0; step < R::STEPS; ++step) {
-    const int row = R::row(step);
-    const bool zero = zero_steps >> step & 1, lost = lost_steps >> step & 1;
-    if (step % GROUP == 0) R::load(out, p.out, tile, head, step);
+    const float times = __uint_as_float(R::from_owner(__float_as_uint(inverse), step));
+    const float factor = __uint_as_float(R::from_owner(__float_as_uint(owned_factor), step));
+    uint4 dout[R::PER_LANE], out[R::PER_LANE];
+    R::read(dout, stage, step);
+    if constexpr (STAGE_OUT) {
+      R::read(out, stage + R::STAGE_PIECES, step);
+    } else {
+      R::load_step(out, p.out, tile, head, step);
+    }
     float sum[R::PER_LANE];
     uint32_t any = 0;
 #pragma unroll
     for (int q = 0; q < R::PER_LANE; ++q) {
       float x[R::VALUES], product[R::VALUES];
-      widen_piece<R>(x, dout[step][q]);
+      widen_piece<R>(x, dout[q]);
 #pragma unroll
-      for (int i = 0; i < R::VALUES; ++i) x[i] = __fmul_rn(x[i], inverse[step]);
+      for (int i = 0; i < R::VALUES; ++i) x[i] = __fmul_rn(x[i], times);
       uint32_t codes[R::VALUES / 4];
-      encode_piece<R>(codes, x, factor, zero || lost);
-      if (R::has_piece(q)) store_codes<R>(p.payload + slot * (layout::TILE * D), row, R::channel(q), codes);
+      encode_piece<R>(codes, x, factor);
+      if (R::has_piece(q)) store_codes<R>(p.payload + slot * (layout::TILE * D), R::row(step), R::channel(q), codes);
 #pragma unroll
       for (int i = 0; i < R::VALUES; i += 2) {
-        const uint32_t pair = codes[i / 4] >> 8 * (i % 4);
-        const float2 value = formats::decode_e4m3x2(pair);
-        product[i] = __fmul_rn(__fmul_rn(value.x, scale), R::widen(out[step % GROUP][q], i));
-        product[i + 1] = __fmul_rn(__fmul_rn(value.y, scale), R::widen(out[step % GROUP][q], i + 1));
+        const float2 value = formats::decode_e4m3x2(codes[i / 4] >> 8 * (i % 4));
+        product[i] = __fmul_rn(__fmul_rn(value.x, scale), R::widen(out[q], i));
+        product[i + 1] = __fmul_rn(__fmul_rn(value.y, scale), R::widen(out[q], i + 1));
       }
 #pragma unroll
       for (int i = 0; i < R::VALUES / 4; ++i) any |= codes[i] & 0x7F7F7F7Fu;
       sum[q] = R::has_piece(q) ? sum_pairs(product) : 0.0f;
     }
-#pragma unroll
-    for (int lanes = 1; lanes < R::LANES; lanes *= 2) {
-      any |= ptx::shfl_bfly(any, lanes);
-#pragma unroll
-      for (int q = 0; q < R::PER_LANE; ++q) {
-        sum[q] = __fadd_rn(sum[q], __uint_as_float(ptx::shfl_bfly(__float_as_uint(sum[q]), lanes)));
-      }
-    }
-    if (R::lane() == 0) {
-      const bool inactive = zero || (!lost && any == 0);
-      float top = __uint_as_float(lost ? 0x7FC00000u : 0x7F800000u);
-      if (!inactive && !lost) top = p.row_max[head * p.row_max_stride + tile.start + row];
-      shared.delta[row] = inactive ? 0.0f : sum_pairs(sum);
-      shared.top[row] = inactive ? __uint_as_float(0x7F800000u) : top;
-    }
+    if (R::of_token(ptx::vote_ballot(any != 0))) any_of |= 1u << step;
+    delta_of[step] = __float_as_uint(sum[0]);
+    if constexpr (R::PER_LANE == 2) second_of[step] = __float_as_uint(sum[1]);
+  }
+  const auto add = [](uint32_t a, uint32_t b) {
+    return __float_as_uint(__fadd_rn(__uint_as_float(a), __uint_as_float(b)));
+  };
+  float delta = __uint_as_float(R::reduce(delta_of, add));
+  if constexpr (R::PER_LANE == 2) delta = __fadd_rn(delta, __uint_as_float(R::reduce(second_of, add)));
+  if (R::is_first_owner()) {
+    const bool inactive = !used || zero || (!lost && !(any_of >> threadIdx.x % R::STEPS & 1));
+    float top = __uint_as_float(0x7F800000u);  // +inf
+    if (!inactive) top = lost ? __uint_as_float(0x7FC00000u) : shared.row_max[row];
+    p.delta[slot * layout::TILE + row] = inactive ? 0.0f : delta;
+    p.top[slot * layout::TILE + row] = top;
   }
 
-  // ---- scale tiles and row values, a warp each ---------------------------------------------------------------
+  // ---- scale tiles -------------------------------------------------------------------------------------------
   if (warp == 0) {
-    uint32_t row_byte[layout::BLOCKS], word = 0;
+    uint32_t bytes[layout::BLOCKS], word = 0;
 #pragma unroll
     for (int b = 0; b < layout::BLOCKS; ++b) {
       const uint32_t of_block = formats::rceil_e4m3(__uint_as_float(R::over_block(shared.amax, b)));
-      row_byte[b] = layout::BLOCK * b + lane < tile.rows ? of_block : 0;
+      bytes[b] = layout::BLOCK * b + lane < tile.rows ? of_block : 0;
       word |= (layout::BLOCK * b < tile.rows ? of_block : 0) << 8 * b;
     }
-    store_block_scales<D>(p.scales + slot * SCALE_BYTES, row_byte, lane);
+    store_block_scales<D>(p.scales + slot * SCALE_BYTES, bytes, lane);
     store_token_scales<D>(p.token_scales + slot * SCALE_BYTES, word, lane);
-  }
-  __syncthreads();
-  if (threadIdx.x < layout::TILE) {
-    p.delta[slot * layout::TILE + threadIdx.x] = shared.delta[threadIdx.x];
-    p.top[slot * layout::TILE + threadIdx.x] = shared.top[threadIdx.x];
   }
 }
 
-extern "C" __global__ void __launch_bounds__(R::THREADS, R::WARPS == 8 ? 2 : 1)
-    row_pass(const __grid_constant__ RowPassParams p) {
-  // Two, so that what a tile writes last is read before the first barrier of the next one.
+extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass(const __grid_constant__ RowPassParams p) {
+  extern __shared__ uint4 stages[];
+  // Two: while a tile is worked on, l and m of the next one arrive, and one barrier per tile is enough.
   __shared__ Shared shared[2];
   const uint32_t heads = p.heads, units = uint32_t(p.status[layout::NUM_TILES]) * heads;
-  int parity = 0;
-  for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x, parity ^= 1) {
-    const uint32_t index = unit / heads, head = unit % heads;
-    row_pass_tile(p, head, p.tiles[index], head * p.max_tiles + index, shared[parity]);
-  }
+  for_each_tile<R, STAGE_PIECES>(
+      units, stages, [&](uint32_t unit) { return p.tiles[unit / heads]; },
+      [&](uint32_t unit, const layout::Tile& tile, uint4* stage, int parity) {
+        const int head = unit % heads;
+        R::fetch(stage, p.dout, tile, head);
+        if constexpr (STAGE_OUT) R::fetch(stage + R::STAGE_PIECES, p.out, tile, head);
+        fetch_rows(p, head, tile, shared[parity]);
+      },
+      [&](uint32_t unit, const layout::Tile& tile, const uint4* stage, int parity) {
+        const uint32_t index = unit / heads, head = unit % heads;
+        row_pass_tile(p, head, tile, head * p.max_tiles + index, stage, shared[parity]);
+      });
   clear_padding(p.padding, p.status);
 }
