@@ -1,0 +1,43 @@
+"""Every kernel once on small ragged inputs, to be run under a checker:
+
+compute-sanitizer --tool memcheck python tests/kernels/sanitize.py      (or racecheck, initcheck, synccheck)
+"""
+
+import torch
+
+from flamia.kernels import conversions, epilogue, quantize, schedule
+
+
+def main() -> None:
+    """Run them all."""
+    lengths = [127, 1, 0, 128, 300, 0, 33, 31, 32, 5]
+    cu = torch.tensor([0, *lengths], device="cuda").cumsum(0)
+    used = int(cu[-1])
+    for dtype in (torch.bfloat16, torch.float32):
+        for dim in (64, 128):
+            plan = schedule.build_schedule(cu, used + 7, 4, 2, True)
+            q, k, v, out = (torch.randn(used + 7, h, dim, device="cuda").to(dtype) for h in (4, 2, 2, 4))
+            ones = [torch.ones(h, 2, device="cuda") for h in (4, 2)]
+            nvfp4 = quantize.Nvfp4(*ones, hadamard=dim == 64)
+            row_sum, row_max = torch.rand(4, used + 7, device="cuda") + 1, torch.zeros(4, used + 7, device="cuda")
+            got = quantize.quantize_qkv(q, k, v, plan, nvfp4=nvfp4, out=out, rows=[(row_sum, 0.0)])
+            row_sum += 1
+            passed = quantize.row_pass(q, out, row_sum, row_max, plan, gradients=(out,))
+            tiles = int(plan.status[schedule.NUM_TILES])
+            partial = torch.randn(4, plan.max_tiles, 128, dim, device="cuda")
+            epilogue.reduce_heads(partial, k, plan, got.k.exponents)
+            for decoded in (got.q, got.v, got.v1, got.q4, passed.dout):
+                epilogue.decode_tiles(decoded, plan).sum()
+            assert tiles == sum(-(-n // 128) for n in lengths)
+    plan = schedule.build_schedule(cu.int(), used + 7, 4, 2, False)
+    wide = torch.zeros(used + 7, 4 * 64 + 1, device="cuda").bfloat16()
+    unaligned = wide.as_strided((used + 7, 4, 64), (257, 64, 1), 1)
+    quantize.quantize_values(unaligned, plan)
+    quantize.quantize_tokens(unaligned, plan, 1)
+    for conversion in conversions.CONVERSIONS:
+        conversions.convert(torch.randn(1000, device="cuda"), conversion)
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""The backward's row pre-pass and the epilogue on a GPU against the NumPy reference, bit for bit."""
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from flamia.kernels import epilogue, quantize, schedule
+from flamia.reference import layout
+from flamia.reference.backward import row_pass as twin
+from flamia.reference.documents import TILE
+from flamia.reference.forward import Forward
+from flamia.reference.operands import exp2_of
+from flamia.reference.profiles import get_profile
+from flamia.reference.recipes import MXFP8
+
+LENGTHS, PADDING = [127, 1, 0, 128, 300, 0, 33, 31, 32, 5], 7
+
+
+def make_plan(gpu, heads):
+    import torch
+
+    cu = np.concatenate([[0], np.cumsum(LENGTHS)]).astype(np.int64)
+    return cu, schedule.build_schedule(torch.tensor(cu, device=gpu), int(cu[-1]) + PADDING, *heads, True)
+
+
+def rows_to_tiles(x, cu, fill):
+    """``(H, T)`` to ``(H, tiles, 128)``."""
+    tile, row = layout.token_slots(cu)
+    out = np.full((x.shape[0], int(layout.tile_offsets(cu)[-1]), TILE), fill, np.float32)
+    out[:, tile, row] = x[:, : cu[-1]]
+    return out
+
+
+def same_bits(got, expected):
+    got, expected = (np.where(np.isnan(a), np.float32(np.nan), a).view(np.uint32) for a in (got, expected))
+    np.testing.assert_array_equal(got[:, : expected.shape[1]], expected)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 192, 224, 256])
+def test_quick_row_pass(poisoned, to_numpy, draw, dim, dtype):
+    import torch
+
+    heads = 3
+    cu, plan = make_plan(poisoned, (heads, 1))
+    tokens, kind = plan.num_tokens, getattr(torch, dtype)
+    dout, out = draw((tokens, heads, dim), kind, 1), draw((tokens, heads, dim), kind, 2)
+    generator = torch.Generator(device=poisoned).manual_seed(3)
+    row_sum = torch.exp2(6 * torch.rand((heads, tokens), generator=generator, device=poisoned))
+    row_max = torch.randint(-40, 40, (heads, tokens), generator=generator, device=poisoned).float()
+    for value in (float("nan"), float("inf"), 0.0):
+        chosen = torch.rand((heads, tokens), generator=generator, device=poisoned) < 0.02
+        row_sum = torch.where(chosen, torch.full_like(row_sum, value), row_sum)
+    dq, dk = (torch.full((tokens, h, dim), 7.0, dtype=kind, device=poisoned) for h in (heads, 1))
+    got = quantize.row_pass(dout, out, row_sum, row_max, plan, gradients=(dq, None, dk))
+
+    l, m = to_numpy(row_sum), to_numpy(row_max)  # noqa: E741
+    forward = Forward(
+        to_numpy(out), m, m, l, {}, cu, MXFP8, get_profile("blackwell"), True, 1.0, head_counts=(heads, 1)
+    )
+    want = twin(to_numpy(dout), forward)
+    operand = want.dout["dout"]
+    np.testing.assert_array_equal(
+        to_numpy(got.dout.payload)[:, : int(layout.tile_offsets(cu)[-1])], layout.pack_payload(operand.payload, cu)
+    )
+    for tiles, contraction in ((got.dout.scales, "channels"), (got.dout.token_scales, "tokens")):
+        packed = layout.pack_scales(operand.scale, cu, dim, contraction)
+        np.testing.assert_array_equal(to_numpy(tiles)[:, : packed.shape[1]], packed)
+    same_bits(to_numpy(got.delta), rows_to_tiles(want.delta, cu, 0.0))
+    same_bits(to_numpy(got.top), rows_to_tiles(want.top, cu, np.inf))
+    for gradient in (dq, dk):
+        assert (to_numpy(gradient)[: cu[-1]] == 7).all() and (to_numpy(gradient)[cu[-1] :] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("group", [1, 4])
+@pytest.mark.parametrize("folded", [False, True])
+def test_quick_reduce_heads(poisoned, to_numpy, group, folded, dtype):
+    import torch
+
+    heads, dim = 2, 96
+    cu, plan = make_plan(poisoned, (heads * group, heads))
+    generator = torch.Generator(device=poisoned).manual_seed(4)
+    partial = torch.randn((heads * group, plan.max_tiles, TILE, dim), generator=generator, device=poisoned)
+    exponents = torch.randint(-127, 9, (heads, plan.max_tiles, TILE), generator=generator, device=poisoned).float()
+    kind = getattr(torch, dtype)
+    out = torch.full((plan.num_tokens, heads, dim), 7.0, dtype=kind, device=poisoned)
+    epilogue.reduce_heads(partial, out, plan, exponents if folded else None)
+
+    by_head = to_numpy(partial).reshape(heads, group, plan.max_tiles, TILE, dim)
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = by_head[:, 0]
+        for g in range(1, group):
+            total = total + by_head[:, g]
+        if folded:
+            total = total * exp2_of(-to_numpy(exponents))[..., None]
+        tile, row = layout.token_slots(cu)
+        want = np.zeros((plan.num_tokens, heads, dim), bfloat16 if dtype == "bfloat16" else dtype)
+        want[: cu[-1]] = total[:, tile, row].transpose(1, 0, 2).astype(want.dtype)
+    np.testing.assert_array_equal(to_numpy(out).view(np.uint8), want.view(np.uint8))
