@@ -62,9 +62,12 @@ def run(
     context = Context(subject, chosen, machine, size, seed)
     chosen_cases = select_cases(cases, size, tiny=not machine.exact and size == "quick")
     checks = plan_checks(context, wanted, chosen_cases)
-    results = []
+    results: list[CaseResult] = []
+    lost = ""
     for check in checks:
-        results.append(run_check(check))
+        results.append(_not_run(check, lost) if lost else run_check(check))
+        if results[-1].status in ("failed", "error") and not subject.is_alive():
+            lost = f"level {check.level} {results[-1].name}"
         if progress is not None:
             progress(results[-1], len(results), len(checks))
         if stop_on_failure and results[-1].status in ("failed", "error"):
@@ -80,6 +83,11 @@ def run(
         started=started.isoformat(timespec="seconds"),
         seconds=time.perf_counter() - clock,
     )
+
+
+def _not_run(check: Check, lost: str) -> CaseResult:
+    reason = f"not run: the device was lost in {lost}"
+    return CaseResult(check.level, check.case, check.name, "not_applicable", reason)
 
 
 def run_check(check: Check) -> CaseResult:

@@ -100,6 +100,7 @@ def odd_lengths(rng: np.random.Generator) -> Inputs:
     """Lengths and a total that are multiples of nothing, so that no document starts at a block or tile of the pack.
 
     causal-alignment: a mask from packed positions, or aligned to the end of a tile, is off by the document's offset.
+    joined-documents: tiles cut from the pack, not from the document, straddle every boundary.
     """
     return gaussian(rng, [7, 161, 3, 53, 97], padding=5)
 

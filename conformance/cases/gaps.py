@@ -87,9 +87,7 @@ def vary_third_tile(inputs: Inputs) -> list[Variant]:
     return [Variant("q, k, v times 2^20", changed, cuts)]
 
 
-@case(
-    "leak/third_tile", classes=("future-leak", "causal-alignment"), levels=(), promises=("leak",), vary=vary_third_tile
-)
+@case("leak/third_tile", classes=("causal-alignment",), levels=(), promises=("leak",), vary=vary_third_tile)
 def third_tile(rng: np.random.Generator) -> Inputs:
     """Six documents of 300 tokens, cut at six places of their third tile.
 

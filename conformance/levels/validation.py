@@ -13,14 +13,17 @@ from flamia.conformance.levels.check import Context, Outcome
 
 def check_validation(context: Context, case: Case) -> Outcome:
     """Each illegal call must raise an ordinary exception."""
-    accepted = []
+    accepted: list[str] = []
     count = 0
     for label, inputs in illegal_calls(context.inputs(case)):
         count += 1
         try:
             context.target.run(inputs)
-        except Exception:
-            continue
+        except Exception as error:
+            if context.target.is_alive():
+                continue
+            text = f"{label} was accepted and ended the device's context: {error}".splitlines()[0]
+            return Outcome("failed", text, None, {"calls": float(count), "accepted": float(len(accepted) + 1)})
         accepted.append(label)
     numbers = {"calls": float(count), "accepted": float(len(accepted))}
     if accepted:

@@ -85,6 +85,10 @@ class Target:
         """
         return None
 
+    def is_alive(self) -> bool:
+        """Whether the device still answers after a call that raised."""
+        return True
+
     def environment(self) -> dict[str, str]:
         """Versions and machine, by name."""
         return {

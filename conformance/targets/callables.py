@@ -135,6 +135,18 @@ class CallableTarget(Target):
         out, lse = _split(replay_graph(lambda: self._call(arguments), arguments["tensors"], fresh, self.device))
         return self._results(out, lse, ())
 
+    def is_alive(self) -> bool:
+        """Whether the CUDA context survived: an illegal memory access ends it for the whole process."""
+        if self.tensors != "torch" or not self.device.startswith("cuda"):
+            return True
+        import torch
+
+        try:
+            torch.cuda.synchronize(self.device)
+        except RuntimeError:
+            return False
+        return True
+
     def environment(self) -> dict[str, str]:
         """Versions; for torch its device too."""
         found = super().environment()

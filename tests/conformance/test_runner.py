@@ -182,6 +182,41 @@ def test_illegal_calls_that_are_accepted_are_listed() -> None:
     assert result.status == "failed" and "softmax_scale -0.125" in result.message
 
 
+class Fragile(Target):
+    """Ends its device on the second illegal call, as a kernel does that reads out of bounds."""
+
+    name = "fragile"
+    backward = lse = False
+    alive = True
+
+    def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False):
+        if inputs.cu_seqlens.tolist() == [0, 30, 20, 50]:
+            self.alive = False
+        if not self.alive:
+            raise RuntimeError("an illegal memory access was encountered")
+        return dataclasses.replace(ReferenceTarget("bf16").run(inputs.replace(cu_seqlens=np.array([0, 50]))), lse=None)
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+
+def test_illegal_calls_come_last_and_a_lost_device_is_not_a_refusal() -> None:
+    cases = ["arguments/malformed", "values/ones"]
+    report = run(Fragile(), levels=[4, 5], cases=cases, promises=["validation"])
+    by_name = {r.name: r for r in report.results}
+    malformed = by_name["arguments/malformed:validation"]
+    assert malformed.status == "failed" and "cu_seqlens [0, 30, 20, 50] was accepted and ended" in malformed.message
+    assert "illegal memory" not in by_name["values/ones:accuracy"].message
+
+
+def test_after_the_device_is_lost_nothing_is_reported_as_wrong() -> None:
+    target = Fragile()
+    target.alive = False
+    report = run(target, levels=[5], cases=["documents/padding", "values/ones"])
+    assert [r.status for r in report.results] == ["error", "not_applicable"]
+    assert report.results[1].message == "not run: the device was lost in level 5 documents/padding:accuracy"
+
+
 def test_stop_at_the_first_failure_and_progress() -> None:
     seen = []
     report = run(
