@@ -106,10 +106,11 @@ class _Sdpa(_TorchAttention):
             if start == stop:
                 continue
             a, b, c = (x[start:stop].transpose(0, 1)[None] for x in (q, k, v))
+            group = q.shape[1] // k.shape[1]
+            if self.backend == "efficient" and group > 1:  # it has no grouped heads of its own
+                b, c, group = b.repeat_interleave(group, 1), c.repeat_interleave(group, 1), 1
             with self._context():
-                out = scaled_dot_product_attention(
-                    a, b, c, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
-                )
+                out = scaled_dot_product_attention(a, b, c, is_causal=causal, scale=scale, enable_gqa=group > 1)
             pieces.append(out[0].transpose(0, 1))
         return torch.cat([*pieces, q.new_zeros((q.shape[0] - bounds[-1], *q.shape[1:]))])
 
