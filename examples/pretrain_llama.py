@@ -213,9 +213,9 @@ class Run:
         return self.losses[-1]
 
     @torch.no_grad()
-    def evaluate(self, documents: list[bytes], packs: int = 8) -> float:
+    def evaluate(self, documents: list[bytes]) -> float:
         """Mean loss on packs of held-out documents, the same for every run."""
-        generator = np.random.default_rng(12345)
+        generator, packs = np.random.default_rng(12345), self.options.held_out
         losses = [self.loss(pack(documents, self.options.tokens, generator)).item() for _ in range(packs)]
         self.held_out.append((len(self.losses), sum(losses) / packs))
         return self.held_out[-1][1]
@@ -316,6 +316,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--warmup", type=int, default=20, help="steps of warm-up (default: %(default)s)")
     add("--seed", type=int, default=0, help="of weights and data (default: %(default)s)")
     add("--every", type=int, default=50, help="steps between checkpoints and evaluations (default: %(default)s)")
+    add("--held-out", type=int, default=8, help="packs of an evaluation (default: %(default)s)")
     add("--out", type=Path, default=Path("pretrain"), help="folder for runs and loss.png (default: %(default)s)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
     add("--resume", action="store_true", help="go on from the checkpoint of this attention and seed, if there is one")

@@ -19,11 +19,11 @@ from torch import Tensor
 def to_numpy(x: Tensor) -> NDArray[Any]:
     """The values of ``x`` as an array with the same strides; a view of its memory but for float16 and other devices."""
     x = x.detach().cpu()
+    array: NDArray[Any]
     if x.dtype == torch.bfloat16:
-        return x.view(torch.uint16).numpy().view(bfloat16)
-    if x.dtype == torch.float16:
-        x = x.float()
-    array: NDArray[Any] = x.numpy()
+        array = x.view(torch.uint16).numpy().view(bfloat16)
+    else:
+        array = (x.float() if x.dtype == torch.float16 else x).numpy()
     return array
 
 

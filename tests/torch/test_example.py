@@ -12,7 +12,7 @@ pytestmark = pytest.mark.torch
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "pretrain_llama.py"
 SHAPE = "--layers 2 --width 64 --heads 2 --kv-heads 1 --head-dim 32 --tokens 96"
-TINY = [*SHAPE.split(), *"--every 2 --warmup 1 --device cpu".split()]
+TINY = [*SHAPE.split(), *"--every 2 --held-out 2 --warmup 1 --device cpu".split()]
 
 
 @pytest.fixture(scope="module")
