@@ -13,8 +13,8 @@ linear layers run in bfloat16 under autocast, and attention needs a certified ke
 
 Every run is kept in ``--out`` as ``<attention>-<seed>.pt``, with its losses; the runs that are there are drawn together
 in ``loss.png``. With ``--resume`` a run that was interrupted, or is given more ``--steps``, goes on where its last
-checkpoint was: the same bits as without the interruption. Order of data and initial weights depend on ``--seed`` alone,
-so that runs with different attention are comparable step by step.
+checkpoint was: the same bits as without the interruption. Initial weights depend on ``--seed`` and the order of the
+data on ``--data-seed``, so that runs are comparable step by step: two seeds of one recipe show how much noise there is.
 """
 
 from __future__ import annotations
@@ -197,9 +197,9 @@ class Run:
         return F.cross_entropy(logits.float(), targets, ignore_index=SKIP)
 
     def step(self, documents: list[bytes]) -> float:
-        """One optimizer step. Its data depend on the seed and the number of the step alone."""
+        """One optimizer step. Its data depend on the data seed and the number of the step alone."""
         o, number = self.options, len(self.losses)
-        batch = pack(documents, o.tokens, np.random.default_rng([o.seed, number]))
+        batch = pack(documents, o.tokens, np.random.default_rng([o.data_seed, number]))
         warm = min(1.0, (number + 1) / o.warmup)
         cosine = 0.55 + 0.45 * math.cos(math.pi * min(1.0, number / o.schedule))
         for group in self.optimizer.param_groups:
@@ -262,18 +262,19 @@ def draw(folder: Path) -> Path:
 
     runs = {p.stem: torch.load(p, weights_only=True) for p in sorted(folder.glob("*.pt"))}
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained", height_ratios=(3, 2))
-    base = next((np.array(run["losses"]) for name, run in runs.items() if name.startswith("bf16-")), None)
+    base_name = next((name for name in runs if name.startswith("bf16-")), None)
+    base = None if base_name is None else np.array(runs[base_name]["losses"])
     for (name, run), style in zip(runs.items(), line_styles(), strict=False):
         losses = np.array(run["losses"])
         smooth = running_mean(losses)
         top.plot(np.arange(1, len(smooth) + 1), smooth, label=f"{name}: {run['held_out'][-1][1]:.4f}", **style)
-        if base is not None and losses is not base:
+        if base is not None and name != base_name:
             shared = min(len(losses), len(base))
             gap = running_mean(losses[:shared] - base[:shared])
             bottom.plot(np.arange(1, shared + 1), gap, **style)
     top.set(ylabel="training loss, nats per byte", title="Runs (attention-seed: held-out loss at the end)")
     top.legend(fontsize=8)
-    bottom.set(xlabel="step", ylabel="difference from bf16")
+    bottom.set(xlabel="step", ylabel=f"difference from {base_name}")
     bottom.axhline(0, color="0.6", linewidth=0.8)
     path = folder / "loss.png"
     figure.savefig(path, dpi=110)
@@ -314,7 +315,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--head-dim", type=int, default=64, help="(default: %(default)s)")
     add("--lr", type=float, default=3e-3, help="largest learning rate (default: %(default)s)")
     add("--warmup", type=int, default=20, help="steps of warm-up (default: %(default)s)")
-    add("--seed", type=int, default=0, help="of weights and data (default: %(default)s)")
+    add("--seed", type=int, default=0, help="of the initial weights (default: %(default)s)")
+    add("--data-seed", type=int, default=0, help="of the order of the data (default: %(default)s)")
     add("--every", type=int, default=50, help="steps between checkpoints and evaluations (default: %(default)s)")
     add("--held-out", type=int, default=8, help="packs of an evaluation (default: %(default)s)")
     add("--out", type=Path, default=Path("pretrain"), help="folder for runs and loss.png (default: %(default)s)")

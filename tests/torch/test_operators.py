@@ -103,6 +103,19 @@ def test_a_batch_compiles_under_autocast():
     assert q.grad.dtype == torch.float32
 
 
+def test_exports_with_dynamic_shapes():
+    class Layer(torch.nn.Module):
+        def forward(self, qkv, cu):
+            return layer(qkv, cu)
+
+    qkv, cu = torch.randn(70, 8, 32), torch.tensor(PACKS[0][1])
+    dims = ({0: torch.export.Dim("tokens")}, {0: torch.export.Dim("boundaries", min=2)})
+    exported = torch.export.export(Layer(), (qkv, cu), dynamic_shapes=dims).module()
+    for total, boundaries in PACKS[1:3]:
+        qkv, cu = torch.randn(total, 8, 32), torch.tensor(boundaries)
+        assert_same_bits(exported(qkv, cu)[0], layer(qkv, cu)[0])
+
+
 def test_the_first_use_may_be_inside_torch_compile():
     code = """
 import torch, flamia
