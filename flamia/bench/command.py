@@ -105,7 +105,7 @@ def lines(results: dict[str, Any]) -> list[tuple[str, str, str, bool | None]]:
         for name, label in labels.items():
             text = r.missing.get(name, "")
             if name in r.seconds:
-                text = f"{r.seconds[name]:.2f} s, CPU {r.cpu_seconds[name]:.2f} s"
+                text = f"{r.seconds[name]:.2f} s (CPU {r.cpu_seconds[name]:.2f})"
             found.append((f"  {label}", text, "", None))
         if r.over_sdpa is not None:
             goal = f"at most {SLOWER_THAN_SDPA:.0f}x"
@@ -114,21 +114,21 @@ def lines(results: dict[str, Any]) -> list[tuple[str, str, str, bool | None]]:
             goal, met = f"at least {FASTER_THAN_FAKE_QUANT:.0f}x", r.under_fake_quant >= FASTER_THAN_FAKE_QUANT
             found.append(("  fake-quant / reference", f"{r.under_fake_quant:.1f}x", goal, met))
             worst = max(r.difference.values())
-            found.append(("  fake-quant differs from reference by", f"{worst:.1e}", "at most 1e-3", worst <= 1e-3))
+            found.append(("  fake-quant: relative difference", f"{worst:.1e}", "at most 1e-3", worst <= 1e-3))
     if "memory" in results:
         m = results["memory"]
-        found.append((f"peak memory, T={m.tokens}, one head ({m.seconds:.0f} s)", "", "", None))
+        found.append((f"memory: T={m.tokens}, one head ({m.seconds:.0f} s)", "", "", None))
         goal = f"below {GOAL_BYTES / 1e6:.0f} MB"
         found.append(("  whole process", f"{m.peak / 1e6:.0f} MB", goal, m.met))
         inputs = f"  above imports (inputs: {m.inputs / 1e6:.0f} MB)"
         found.append((inputs, f"{(m.peak - m.imported) / 1e6:.0f} MB", "", None))
     if "quantization" in results:
         s = results["quantization"]
-        found.append(("bfloat16 to token-block E4M3, one core", "", "", None))
+        found.append(("bfloat16 to E4M3, one core", "", "", None))
         for block, speed in s.speed.items():
             goal = f"at least {s.goal / 1e6:.0f} M/s"
             found.append((f"  B={block}", f"{speed / 1e6:.0f} M/s", goal, speed >= s.goal))
-        found.append(("  limit of the memory (3 B/element)", f"{s.memory_limit / 1e6:.0f} M/s", "", None))
+        found.append(("  the memory's limit, 3 B/element", f"{s.memory_limit / 1e6:.0f} M/s", "", None))
     if "bit-accurate" in results:
         b = results["bit-accurate"]
         found.append((f"{b.profile}: T={b.tokens}, one head, causal", "", "", None))
