@@ -19,12 +19,12 @@ they are another copy than q and k: the NVFP4 recipe) or dout (dO / l):
 
 *Tiles*, by (document, query head, query tile, key tile). Only rows and columns of existing tokens are compared:
 
-=================================  ==================================================================================
-``forward.p``                      level 2: E4M3 codes uint8 ``[128 keys, 128 queries]``
-``forward.p_top``                  level 2: the integers m_t, float32 ``[128 queries]``
-``backward.p``, ``backward.ds``    level 3: E4M3 codes uint8 ``[128 keys, 128 queries]``
-``backward.p_scale``, ``.ds_scale``  level 3: E8M0 bytes ``[4 key blocks, 4 query blocks]``
-=================================  ==================================================================================
+====================================  ================================================================================
+``forward.p``                         level 2: E4M3 codes uint8 ``[128 keys, 128 queries]``
+``forward.p_top``                     level 2: the integers m_t, float32 ``[128 queries]``
+``backward.p``, ``backward.ds``       level 3: E4M3 codes uint8 ``[128 keys, 128 queries]``
+``backward.p_scale``, ``.ds_scale``   level 3: E8M0 bytes ``[4 key blocks, 4 query blocks]``
+====================================  ================================================================================
 
 *Plan*, for documents of any size, without tensors: ``tile_offsets`` (int64, documents + 1), ``payload_offsets`` and
 ``scale_offsets`` (int64 ``(Hkv, tiles)``, byte offset of every tile of k), and both schedules.

@@ -25,6 +25,7 @@ extensions = [
     "literal_tables",
     "figures",
     "study_run",
+    "conformance_tables",
 ]
 myst_enable_extensions = ["dollarmath", "deflist"]
 templates_path = ["_templates"]
