@@ -115,7 +115,8 @@ def print_report(console: Console, report: Report, *, failures: bool = True) -> 
     title = f"{report.target} · recipe {report.recipe} · profile {report.profile} · {report.size}"
     console.print(level_table(counts, seconds, escape(title)))
     for reason, number in _reasons(report).most_common():
-        console.print(f"[dim]– not applicable, {number} checks: {escape(reason)}[/dim]", highlight=False)
+        checks = "1 check" if number == 1 else f"{number} checks"
+        console.print(f"[dim]– not applicable, {checks}: {escape(reason)}[/dim]", highlight=False)
     if failures:
         for r in report.failures():
             console.print(describe_failure(r), highlight=False)

@@ -179,7 +179,11 @@ tile_top = new_top""",
     Fault(
         "softmax-scale-ignored",
         "The default scale is used, whatever the caller gives.",
-        kills=(bits(2, "extremes/scale_tiny"), accuracy("extremes/scale_large")),
+        kills=(
+            promise("extremes/scale_zero", "zero_scale"),
+            bits(2, "extremes/scale_tiny"),
+            accuracy("extremes/scale_large"),
+        ),
         edits=(Edit("arguments", "return scale", "return 1.0 / math.sqrt(head_dim)"),),
     ),
     Fault(
