@@ -32,7 +32,7 @@ def run_all(pieces: Iterable[Callable[[], None]], workers: int | None = None) ->
     """Call every piece, on ``workers`` threads (default: `worker_count`). The first exception is raised."""
     todo = list(pieces)
     count = min(worker_count() if workers is None else workers, len(todo))
-    with _one_blas_thread():
+    with one_blas_thread():
         if count <= 1:
             for piece in todo:
                 piece()
@@ -57,8 +57,11 @@ def _controller() -> Any:
 
 
 @contextmanager
-def _one_blas_thread() -> Iterator[None]:
-    """Hold BLAS to one thread while anyone is inside; the last one out restores the process's setting."""
+def one_blas_thread() -> Iterator[None]:
+    """Hold BLAS to one thread while anyone is inside; the last one out restores the process's setting.
+
+    Changing the setting costs more than a small product: around many short calls, hold it outside.
+    """
     global _users, _limit
     with _lock:
         if _users == 0:

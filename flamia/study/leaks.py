@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from flamia.reference import Profile, Recipe, attention_backward, attention_forward
-from flamia.reference.parallel import worker_count
+from flamia.reference.parallel import one_blas_thread, worker_count
 from flamia.study.sample import TENSORS, Sample
 
 OUTPUTS = ("out", "lse", "dq", "dk", "dv")
@@ -223,7 +222,7 @@ def _every_position(subject: Subject, ts: list[int]) -> Iterator[tuple[int, dict
     """``(t, movements by change)`` in order; the work is spread over the cores."""
     # Held here because the engine would set and restore it at each of many concurrent small calls, and BLAS threads
     # that were just woken spin: ten times slower.
-    with threadpool_limits(1, user_api="blas"), ThreadPoolExecutor(worker_count()) as pool:
+    with one_blas_thread(), ThreadPoolExecutor(worker_count()) as pool:
         yield from pool.map(lambda t: (t, {change: subject.moved(t, change) for change in CHANGES}), ts)
 
 
