@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from flamia import dispatch
 from flamia.pytorch import operators as operators  # defines them
 from flamia.pytorch.arguments import DTYPES, check_call
 from flamia.pytorch.recipe_text import encode_recipe
+from flamia.reference.arguments import MAX_HEAD_DIM
 from flamia.reference.recipes import RECIPES, Recipe
 
 
@@ -35,7 +38,7 @@ def attention(
     batch = q.shape[:2] if q.ndim == 4 else None
     if batch is not None:
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
-        cu_seqlens = torch.arange(batch[0] + 1, dtype=torch.int32, device=q.device) * batch[1]
+        cu_seqlens = torch.arange(batch[0] + 1, device=q.device) * batch[1]
     out, lse, *_ = torch.ops.flamia.attention_forward(
         q, k, v, cu_seqlens, max_seqlen, text, causal, softmax_scale, implementation
     )
@@ -74,15 +77,31 @@ def choose_implementation(q: Tensor, recipe: Recipe | str, causal: bool, backend
         raise ValueError(
             f"q must be on the CPU or a CUDA device, got {q.device}; backend='reference' copies it to the CPU"
         )
+    # Comparing gives torch.compile a constant where q.shape[-1] may be a symbol.
+    head_dim = next(dim for dim in range(32, MAX_HEAD_DIM + 1, 32) if dim == q.shape[-1])
+    return constant_find_kernel(_known_name(recipe), head_dim, q.dtype, causal, q.device.index)
+
+
+def find_kernel(recipe: str, head_dim: int, dtype: torch.dtype, causal: bool, device: int | None) -> str:
+    """Name of the certified kernel for one of this machine's GPUs.
+
+    :raises flamia.dispatch.NoCertifiedKernel: if there is none.
+    """
     request = dispatch.Request(
-        recipe=_known_name(recipe),
-        head_dim=q.shape[-1],
-        dtype=str(q.dtype).removeprefix("torch."),
+        recipe=recipe,
+        head_dim=head_dim,
+        dtype=str(dtype).removeprefix("torch."),
         causal=causal,
-        device=torch.cuda.get_device_name(q.device),
-        capability=torch.cuda.get_device_capability(q.device),
+        device=torch.cuda.get_device_name(device),
+        capability=torch.cuda.get_device_capability(device),
     )
     return dispatch.find(request).name
+
+
+constant_find_kernel: Callable[[str, int, torch.dtype, bool, int | None], str] = torch.compiler.assume_constant_result(
+    find_kernel
+)
+"""`find_kernel`, which torch.compile calls while it traces: the chip and its kernels do not change."""
 
 
 def _known_name(recipe: Recipe | str) -> str:

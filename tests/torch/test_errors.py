@@ -150,7 +150,7 @@ def cuda_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
     class Device:
-        type = "cuda"
+        type, index = "cuda", 0
 
     class Query:
         device, dtype, shape = Device, torch.bfloat16, (10, 4, 128)

@@ -186,6 +186,30 @@ def test_opcheck_of_a_registered_kernel(kernel):
     torch.library.opcheck(forward_op, (q, k, v, cu, None, "mxfp8", True, None, kernel.name))
 
 
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_the_way_to_a_kernel_needs_no_data_and_compiles(kernel, monkeypatch, dynamic):
+    """CUDA tensors without memory go through the call, as they do when PyTorch traces: nothing reads or waits."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "stand-in")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: kernel.capability)
+    torch._dynamo.reset()
+
+    def attend(q, k, v, cu):
+        return flamia.attention(q, k, v, cu, return_lse=True)
+
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(attend, fullgraph=True, backend=counter, dynamic=dynamic)
+    with torch._subclasses.FakeTensorMode():
+        for total in (70, 90) if dynamic else (70,):
+            q, k, v = (torch.empty(total, h, 32, device="cuda", dtype=torch.bfloat16) for h in (4, 2, 2))
+            for run in (attend, compiled):
+                out, lse = run(q, k, v, torch.empty(5, device="cuda", dtype=torch.int32))
+                assert out.shape == q.shape and lse.shape == (4, total)
+                assert out.device.type == lse.device.type == "cuda"
+        batch = [x.unflatten(0, (2, -1)) for x in (q, k, v)]
+        assert flamia.attention(*batch).shape == batch[0].shape
+    assert counter.frame_count == 1
+
+
 @pytest.mark.parametrize(
     ("boundaries", "longest", "message"),
     [
