@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,9 +99,8 @@ def find_kernel(recipe: str, head_dim: int, dtype: torch.dtype, causal: bool, de
     return dispatch.find(request).name
 
 
-constant_find_kernel: Callable[[str, int, torch.dtype, bool, int | None], str] = torch.compiler.assume_constant_result(
-    find_kernel
-)
+_constant: Any = torch.compiler.assume_constant_result
+constant_find_kernel: Callable[[str, int, torch.dtype, bool, int | None], str] = _constant(find_kernel)
 """`find_kernel`, which torch.compile calls while it traces: the chip and its kernels do not change."""
 
 
