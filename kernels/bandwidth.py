@@ -50,7 +50,7 @@ def time_graph(calls: list[Callable[[], Any]], replays: int = 21) -> float:
         kept = [call() for call in calls]
     times = []
     for _ in range(replays + 3):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         graph.replay()
         stop.record()
