@@ -303,7 +303,7 @@ class _DocumentBackward:
         codes = pr.quantize(p.reshape(blocks.shape), blocks, offset[..., None, :], e4m3).reshape(p.shape)
         scale, dead = pr.scale_bytes(largest - F32(8))
         if dead.any():
-            codes = np.where(np.repeat(np.repeat(dead, BLOCK, -1), BLOCK, -2), F32(0), codes)
+            codes = pr.drop(codes, np.repeat(np.repeat(dead, BLOCK, -1), BLOCK, -2))
         _select(codes, hidden)
         value = _by_square(codes, decode_e8m0(scale))
         wide = value.astype(np.float64) if self.f.profile.exact else None

@@ -8,7 +8,7 @@ For query row i of a document, key tiles of 128 tokens in ascending order:
 2. ``m_t = ceil(max of the visible x in tile t)``, an integer. ``P = E4M3(p 2^(r + 8 - m_t))`` (Note [Probabilities]).
 3. The reference exponent ``M`` is the running maximum of ``m_t``. When it grows, O and l are multiplied by the exact
    power ``2^(M_old - M_new)``, or by 0 below 2^-126. The tile's scale factor is ``2^(m_t - 8 - M)``; below 2^-127 the
-   tile contributes 0.
+   tile contributes 0, but a NaN in it stays NaN.
 4. ``O += P V`` and ``l += P 1``, both of the quantized P. In the diagonal tile of causal attention V1 takes the place
    of V32: the product is ``P' V1`` with P' and ``2^(E_ib)`` of `probabilities.fold_values`, while l still sums P
    itself. The route depends on position only.
@@ -244,7 +244,7 @@ class RowState:
         exponent = (tile_top - new_top) - bits
         scale, dead = pr.scale_bytes(exponent)
         if dead.any():
-            codes = np.where(dead[..., None, :], F32(0), codes)
+            codes = pr.drop(codes, dead[..., None, :])
         per_block = np.broadcast_to(scale[..., None], (*scale.shape, TILE // BLOCK))
         wide = np.multiply(codes, decode_e8m0(scale).astype(np.float64)[..., None, :]) if self.profile.exact else None
         a = Computed(codes.swapaxes(-1, -2), per_block, None if wide is None else wide.swapaxes(-1, -2), e4m3)
@@ -259,7 +259,7 @@ class RowState:
             folded, largest = pr.fold_values(codes, e[:, None], hidden, e4m3)
             scale, dead = pr.scale_bytes(exponent[..., None, :] + largest)
             if dead.any():
-                folded = np.where(np.repeat(dead, BLOCK, axis=-2), F32(0), folded)
+                folded = pr.drop(folded, np.repeat(dead, BLOCK, axis=-2))
             a = Computed(folded.swapaxes(-1, -2), scale.swapaxes(-1, -2), e4m3=e4m3)
             contract_tokens(self.profile, self.o, a, stored_tile(v1, rows, 1, folded=True))
         return codes, tile_top

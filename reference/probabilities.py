@@ -103,6 +103,11 @@ def fold_values(codes: Array, exponents: Array, causal_mask: NDArray[np.bool_], 
     return folded, largest
 
 
+def drop(codes: Array, dead: NDArray[np.bool_]) -> Array:
+    """``codes`` with 0 where the scale factor is too small to be held; NaN stays NaN."""
+    return np.where(dead & ~np.isnan(codes), F32(0), codes)
+
+
 def scale_bytes(exponent: Array) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
     """E8M0 bytes of integral exponents, and where the factor is below 2^-127 so that its block contributes zero.
 

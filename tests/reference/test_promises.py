@@ -134,6 +134,18 @@ def test_a_nan_token_stays_with_those_who_see_it(recipe: str, profile: str, role
 
 
 @pytest.mark.parametrize(("recipe", "profile"), COMBINATIONS)
+@pytest.mark.parametrize(("lost", "sink"), [(5, 128), (130, 0)])
+def test_a_nan_key_is_not_lost_beside_a_dominating_tile(recipe: str, profile: str, lost: int, sink: int) -> None:
+    """A tile too far below the row's maximum contributes zero, but not for the rows that see its NaN."""
+    q, k, v, dout = (np.zeros((160, 1, 64), np.float32) for _ in range(4))
+    q[:, 0, 0], k[sink, 0, 0], k[lost, 0, 0] = 1, 400, np.nan
+    v[:] = dout[:] = 1
+    forward, grads = run([q, k, v, dout], [0, 160], recipe=recipe, profile=profile, softmax_scale=1.0)
+    assert np.isnan(forward.out[lost:]).all() and np.isfinite(forward.out[:lost]).all()
+    assert np.isnan(grads.dq[lost:]).all() and np.isfinite(grads.dq[:lost]).all()
+
+
+@pytest.mark.parametrize(("recipe", "profile"), COMBINATIONS)
 @pytest.mark.parametrize("causal", [True, False])
 def test_v_of_ones_gives_ones(recipe: str, profile: str, causal: bool) -> None:
     """invariant: l is the sum of the P that multiplies V, so V = 1 gives exactly 1, also under an attention sink."""
