@@ -94,6 +94,9 @@ def check_forward(
         raise ValueError(f"q must have a head_dim in {machine.head_dims} for profile {machine.name!r}, got {dim}")
     if dim == 0 or dim % 32 or dim > MAX_HEAD_DIM:
         raise ValueError(f"q must have a head_dim that is a multiple of 32 up to {MAX_HEAD_DIM}, got {dim}")
-    if chosen.study_only and not machine.exact:
-        raise ValueError(f"recipe {chosen.name!r} is study-only: profile must be 'ideal', got {machine.name!r}")
+    if not machine.exact and (field := chosen.study_only):
+        raise ValueError(
+            f"recipe {chosen.name!r} is study-only, because of its {field}: "
+            f"profile must be 'ideal', got {machine.name!r}"
+        )
     return Arguments(q, k, v, cu, chosen, machine, bool(causal), check_softmax_scale(softmax_scale, dim))

@@ -312,13 +312,18 @@ class _DocumentBackward:
     def _constant_probabilities(
         self, x: Array, hidden: NDArray[np.bool_] | None, top: Array, queries: slice
     ) -> tuple[Computed, Array]:
-        """P / l held as ``E4M3(P / l * 2^p_backward_exponent)`` (study only), and the numbers inside dS."""
+        """P, or P / l, held as ``E4M3(P * 2^p_backward_exponent)`` (study only), and the numbers inside dS."""
         recipe = self.f.recipe
         r, p = pr.exponential(np.subtract(x, top[..., None, :], out=x))
-        exact = pr.shift(p, r) * self.inverse_l[..., None, queries]
+        exact = pr.shift(p, r)
+        if recipe.normalize == "p":
+            exact *= self.inverse_l[..., None, queries]
         _select(exact, hidden)
         factor = F32(2.0**recipe.p_backward_exponent)
-        rounded = round_to(exact * factor, E4M3) / factor
+        if recipe.values is Scaling.NONE:
+            rounded = exact.astype(bfloat16).astype(F32)
+        else:
+            rounded = round_to(exact * factor, E4M3) / factor
         return Computed(rounded, None), exact if recipe.ds_probability == "exact" else rounded
 
     def _unfold(self, x: NDArray[Any], exponent: Array) -> NDArray[Any]:

@@ -61,7 +61,7 @@ class Recipe:
     :param scale_rule: ``"rceil"`` (contract) or ``"floor"`` (OCP, for study).
     :param hadamard: rotate the channels of Q and K before NVFP4 quantization (exact in QK^T).
     :param head_scale: NVFP4's constant second-level scale per head.
-    :param study_only: True if only the ``ideal`` profile can run it.
+    :raises ValueError: for a combination that has no meaning; the message names the field.
     """
 
     name: str
@@ -84,7 +84,6 @@ class Recipe:
     scale_rule: Rule = "rceil"
     hadamard: bool = False
     head_scale: float = 1.0
-    study_only: bool = False
 
     def __post_init__(self) -> None:
         choices = {
@@ -99,6 +98,44 @@ class Recipe:
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise ValueError(f"Recipe.{field} must be one of {allowed}, got {getattr(self, field)!r}")
+        for field in ("p_exponent", "p_backward_exponent"):
+            if getattr(self, field) not in range(9):
+                raise ValueError(f"Recipe.{field} must be an integer from 0 to 8, got {getattr(self, field)!r}")
+        for field in (*_TOKEN_ROLES, "gradient_values", "dout_channels"):
+            if getattr(self, field) is Scaling.NVFP4:
+                raise ValueError(f"Recipe.{field} cannot be NVFP4: E2M1 is for the scores alone")
+        if self.diagonal_values not in (None, Scaling.TOKEN, Scaling.TOKEN_BLOCK, Scaling.NONE):
+            raise ValueError(
+                "Recipe.diagonal_values must be None, TOKEN, TOKEN_BLOCK or NONE, because its exponents are folded "
+                f"into P; got {self.diagonal_values}"
+            )
+        if self.p_scale == "tile":
+            for field, needed in (("normalize", "dout"), ("ds_probability", "quantized")):
+                if getattr(self, field) != needed:
+                    raise ValueError(f"Recipe.{field} must be {needed!r} unless p_scale is 'constant'")
+
+    @property
+    def study_only(self) -> str:
+        """Why only the ``ideal`` profile can run the recipe: the field that no tensor core takes; empty if all can."""
+        unscaled = self.values is Scaling.NONE
+        token, block = (Scaling.NONE, Scaling.NONE) if unscaled else (Scaling.TOKEN, Scaling.TOKEN_BLOCK)
+        either = (None, token, block)
+        possible = {
+            "scores": (token, block, Scaling.NVFP4),
+            "gradient_qk": (token,),
+            "values": (block,),
+            "diagonal_values": either,
+            "gradient_values": either,
+            "dout_channels": (block,),
+            "dout_tokens": (None, block),
+            "p_scale": ("tile",),
+            "row_sum": ("quantized",),
+            "ds_scale": ("tile",),
+        }
+        return next((field for field, taken in possible.items() if getattr(self, field) not in taken), "")
+
+
+_TOKEN_ROLES = ("gradient_qk", "values", "diagonal_values", "dout_tokens")
 
 
 MXFP8 = Recipe(
@@ -148,7 +185,6 @@ CUDNN_MXFP8 = Recipe(
     delta="unquantized",
     ds_probability="exact",
     ds_scale="1x32",
-    study_only=True,
 )
 
 TILE_32X32 = Recipe(
@@ -158,7 +194,6 @@ TILE_32X32 = Recipe(
     gradient_qk=Scaling.TILE_32X32,
     values=Scaling.TILE_32X32,
     dout_channels=Scaling.TILE_32X32,
-    study_only=True,
 )
 
 TENSOR_FP8 = Recipe(
@@ -172,7 +207,6 @@ TENSOR_FP8 = Recipe(
     row_sum="exact",
     normalize="p",
     delta="unquantized",
-    study_only=True,
 )
 
 RECIPES = {r.name: r for r in (MXFP8, NVFP4_FP8, BF16, CUDNN_MXFP8, TILE_32X32, TENSOR_FP8)}

@@ -39,7 +39,11 @@ CASES = [
     (bad(recipe=8), TypeError, "recipe must be a Recipe or a name, got int"),
     (bad(profile="ampere"), ValueError, "profile must be one of .* got 'ampere'"),
     (bad(profile=None), TypeError, "profile must be a Profile or a name, got NoneType"),
-    (bad(recipe="cudnn_mxfp8", profile="blackwell"), ValueError, "study-only: profile must be 'ideal'"),
+    (
+        bad(recipe="cudnn_mxfp8", profile="blackwell"),
+        ValueError,
+        "study-only, because of its scores: profile must",
+    ),
     (bad(causal=1), TypeError, "causal must be a bool, got int"),
     (bad(softmax_scale=-1.0), ValueError, "softmax_scale must be finite and >= 0, got -1.0"),
     (bad(softmax_scale=float("nan")), ValueError, "softmax_scale must be finite and >= 0, got nan"),

@@ -146,8 +146,44 @@ def test_a_recipe_is_derived_with_replace() -> None:
         found, rceil = errors(inputs, [0, 100], recipe=floor), errors(inputs, [0, 100], recipe=name)
         assert max(found) < 0.15
         assert all(a != b for a, b in zip(found, rceil, strict=True)), "FLOOR clips what RCEIL does not"
-    with pytest.raises(ValueError, match="p_scale"):
-        dataclasses.replace(RECIPES["mxfp8"], p_scale="tiles")
+    constant = dataclasses.replace(RECIPES["mxfp8"], p_scale="constant")
+    assert max(errors(inputs, [0, 100], recipe=constant)) < LIMITS["cudnn_mxfp8"]
+
+
+NONSENSE = [
+    {"p_scale": "tiles"},
+    {"normalize": "p"},
+    {"ds_probability": "exact"},
+    {"gradient_qk": Scaling.NVFP4},
+    {"dout_channels": Scaling.NVFP4},
+    {"diagonal_values": Scaling.TENSOR},
+    {"p_exponent": 9},
+]
+
+
+@pytest.mark.parametrize("change", NONSENSE, ids=lambda c: next(iter(c)))
+def test_a_recipe_without_meaning_is_refused(change: dict) -> None:
+    with pytest.raises(ValueError, match=f"Recipe.{next(iter(change))}"):
+        dataclasses.replace(RECIPES["mxfp8"], **change)
+
+
+FIELDS = ("scores", "gradient_qk", "values", "diagonal_values", "gradient_values", "dout_channels", "dout_tokens")
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+@pytest.mark.parametrize("field", FIELDS)
+def test_every_derived_recipe_is_sane_or_refused(name: str, field: str) -> None:
+    """Whatever scaling one operand is given, the result is attention to FP4 accuracy, or an error says why not."""
+    inputs = random_inputs(11, 70, 2, 1)
+    for scaling in (None, *Scaling) if getattr(RECIPES[name], field) is None else Scaling:
+        for profile in ("ideal", "blackwell", "hopper"):
+            try:
+                recipe = dataclasses.replace(RECIPES[name], name="derived", **{field: scaling})
+                found = errors(inputs, [0, 33, 70], recipe=recipe, profile=profile)
+            except ValueError as error:
+                assert "study-only" in str(error) or f"Recipe.{field}" in str(error)
+            else:
+                assert max(found) < 0.25, (scaling, profile)
 
 
 def test_an_empty_pack() -> None:

@@ -99,9 +99,7 @@ def test_both_majors_name_the_same_byte(width):
     token, byte = np.arange(128)[:, None], np.arange(4 * width)
     one = layout.k_major_offset(token, np.arange(width), width)
     by_panel = [128 * width * p + one for p in range(4)]
-    np.testing.assert_array_equal(
-        layout.mn_major_offset(byte, token, width), np.concatenate(by_panel, axis=1)
-    )
+    np.testing.assert_array_equal(layout.mn_major_offset(byte, token, width), np.concatenate(by_panel, axis=1))
 
 
 def test_steps_of_a_tensor_core_instruction_are_constant():
@@ -244,9 +242,7 @@ def test_a_document_owns_the_same_tiles_alone_and_in_a_pack(lengths, data):
     payload, scale = random_codes((cu[-1] + 3, 2, 64)), random_codes((cu[-1] + 3, 2))
     own, alone = slice(cu[i], cu[i + 1]), [0, lengths[i]]
     tiles = slice(*layout.tile_offsets(cu)[i : i + 2])
-    np.testing.assert_array_equal(
-        layout.pack_payload(payload, cu)[:, tiles], layout.pack_payload(payload[own], alone)
-    )
+    np.testing.assert_array_equal(layout.pack_payload(payload, cu)[:, tiles], layout.pack_payload(payload[own], alone))
     np.testing.assert_array_equal(
         layout.pack_scales(scale, cu, 64)[:, tiles], layout.pack_scales(scale[own], alone, 64)
     )

@@ -42,9 +42,7 @@ def brute_force(lengths, heads, causal, group=None):
                 if group is not None:
                     items.append((document, head, tile, group * visible_tiles(length, every, [tile], causal)))
                 elif tile % 2 == 0:
-                    items.append(
-                        (document, head, tile, visible_tiles(length, [tile, tile + 1], every, causal))
-                    )
+                    items.append((document, head, tile, visible_tiles(length, [tile, tile + 1], every, causal)))
     return sorted(items, key=lambda item: (-item[3], item[0], item[1], item[2]))
 
 
@@ -122,18 +120,14 @@ def test_longest_first_balances_a_long_document_among_short_ones():
     for found in (forward, backward):
         assert schedule.makespan(found.cost, 148).balance > 0.98
         arrival = np.lexsort((found.tile, found.head, found.document))
-        assert (
-            schedule.makespan(found.cost[arrival], 148).makespan > schedule.makespan(found.cost, 148).makespan
-        )
+        assert schedule.makespan(found.cost[arrival], 148).makespan > schedule.makespan(found.cost, 148).makespan
     assert time.perf_counter() - start < 2
 
 
 def test_empty_documents_make_no_items_and_cost_nothing():
     start = time.perf_counter()
     cu = np.zeros(100_001, np.int64)
-    assert (
-        len(schedule.forward_schedule(cu, 32, True)) == len(schedule.backward_schedule(cu, 8, 4, False)) == 0
-    )
+    assert len(schedule.forward_schedule(cu, 32, True)) == len(schedule.backward_schedule(cu, 8, 4, False)) == 0
     cu[-1] = 130
     assert rows(schedule.backward_schedule(cu, 1, 1, True)) == [(99_999, 0, 0, 2), (99_999, 0, 1, 1)]
     assert len(schedule.forward_schedule([0], 1, True)) == 0
