@@ -36,7 +36,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from flamia.reference import probabilities as pr
-from flamia.reference.arguments import check_tensor
+from flamia.reference.arguments import DTYPES, check_tensor
 from flamia.reference.documents import BLOCK, TILE, Document, iter_documents
 from flamia.reference.formats import E4M3, decode_e8m0, round_to
 from flamia.reference.forward import Forward, Observer, head_chunks
@@ -141,6 +141,8 @@ def attention_backward(
     if dout.dtype != forward.out.dtype:
         raise TypeError(f"dout must have the dtype of out ({forward.out.dtype}), got {dout.dtype}")
     kind = np.dtype(forward.out.dtype if dtype is None else dtype)
+    if kind not in DTYPES:
+        raise TypeError(f"dtype must be float32 or ml_dtypes.bfloat16, got {kind}")
     rows = row_pass(dout, forward)
     hq, hkv = forward.head_counts
     total, _, dim = dout.shape

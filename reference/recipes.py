@@ -98,6 +98,9 @@ class Recipe:
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise ValueError(f"Recipe.{field} must be one of {allowed}, got {getattr(self, field)!r}")
+        h = self.head_scale
+        if isinstance(h, bool) or not isinstance(h, (int, float)) or not 0 < h < float("inf"):
+            raise ValueError(f"Recipe.head_scale must be one positive, finite number for all heads, got {h!r}")
         for field in ("p_exponent", "p_backward_exponent"):
             if getattr(self, field) not in range(9):
                 raise ValueError(f"Recipe.{field} must be an integer from 0 to 8, got {getattr(self, field)!r}")
