@@ -16,6 +16,8 @@ from flamia.reference.recipes import Recipe, get_recipe
 
 DTYPES = (np.dtype(np.float32), np.dtype(bfloat16))
 MAX_HEAD_DIM = 256
+MAX_SOFTMAX_SCALE = float(np.finfo(np.float32).max) / 2
+"""So that its product with log2 e is a finite FP32 number."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +35,13 @@ class Arguments:
 
     @property
     def softmax_constant(self) -> np.float32:
-        """``c = fl(softmax_scale * log2 e)``: the product in float64, rounded once."""
-        return np.float32(self.softmax_scale * math.log2(math.e))
+        """c of Note [Probabilities]."""
+        return softmax_constant(self.softmax_scale)
+
+
+def softmax_constant(softmax_scale: float) -> np.float32:
+    """``c = fl(softmax_scale * log2 e)``: the product in float64, rounded once."""
+    return np.float32(softmax_scale * math.log2(math.e))
 
 
 def check_tensor(name: str, x: Any) -> NDArray[Any]:
@@ -74,10 +81,9 @@ def check_softmax_scale(softmax_scale: Any, head_dim: int) -> float:
         return 1.0 / math.sqrt(head_dim)
     if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float, np.integer, np.floating)):
         raise TypeError(f"softmax_scale must be a number, got {type(softmax_scale).__name__}")
-    scale = float(softmax_scale)
-    if not (0.0 <= scale <= float(np.finfo(np.float32).max) / 2):
-        raise ValueError(f"softmax_scale must be finite and >= 0, got {scale}")
-    return scale
+    if not 0 <= softmax_scale <= MAX_SOFTMAX_SCALE:  # before the conversion: a Python int may exceed float64
+        raise ValueError(f"softmax_scale must be from 0 to {MAX_SOFTMAX_SCALE:.4g}, got {softmax_scale}")
+    return float(softmax_scale)
 
 
 def check_forward(

@@ -3,11 +3,12 @@
 Note [Backward]
 ~~~~~~~~~~~~~~~
 Row pre-pass, per query head and row i: ``dO' = fl(dO * fl(1 / l))`` quantized to E4M3 in token blocks of 32, and
-``delta_i = sum_d dO'q_id * out_id`` with the *quantized* dO' (FP32, a binary tree over the channels). A row is
+``delta_i = sum_d dO'q_id * out_id`` with the *quantized* dO' (FP32, a binary tree over the channels; float64 in the
+ideal profile). A row is
 
 * *inactive* if its dO, or the quantized dO', is all zero: it contributes nothing to any gradient (P and dS are zero by
   selection). So a suffix with dO = 0 cannot move the scale of a tile that it shares with the prefix;
-* *lost* if it is not inactive and its dO or l is not finite: its payload is zero and the block's scale comes from the
+* *lost* if it is not inactive and its dO' or l is not finite: its payload is zero and the block's scale comes from the
   other rows; P and dS of the row are NaN where it sees a key, so exactly dQ_i and dK_j, dV_j of the keys it sees
   become NaN.
 
@@ -36,7 +37,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from flamia.reference import probabilities as pr
-from flamia.reference.arguments import DTYPES, check_tensor
+from flamia.reference.arguments import DTYPES, check_tensor, softmax_constant
 from flamia.reference.documents import BLOCK, TILE, Document, iter_documents
 from flamia.reference.formats import E4M3, decode_e8m0, round_to
 from flamia.reference.forward import Forward, Observer, head_chunks
@@ -90,7 +91,7 @@ def row_pass(dout: NDArray[Any], f: Forward) -> RowPass:
         other = r.dout_tokens
         tokens = quantized if other is None else prepare(rows, f.cu_seqlens, other, r)
         values = decode_operand(quantized) if r.delta == "quantized" else rows
-        delta = sum_channels(values * f.out.astype(F32), f.profile.exact)
+        delta = dot_channels(values, f.out.astype(F32), f.profile.exact)
     inactive = zero | (~bad & ~values.any(axis=-1))
     top = np.where(inactive, F32(np.inf), np.where(bad, F32(np.nan), f.m.T))
     delta = np.where(inactive, F32(0), delta)
@@ -107,11 +108,15 @@ def decode_operand(operand: Operand) -> Array:
     return dequantize_tokens(Quantized(operand.payload, operand.scale))
 
 
-def sum_channels(x: Array, exact: bool) -> Array:
-    """Sum the last axis: in float64, or in FP32 as a binary tree of adjacent pairs, padded to a power of two."""
+def dot_channels(a: Array, b: Array, exact: bool) -> Array:
+    """``sum(a * b)`` over the last axis, as FP32: in float64, or FP32 products in a binary tree of adjacent pairs.
+
+    The tree is padded to a power of two.
+    """
     if exact:
-        wide: Array = x.astype(np.float64).sum(axis=-1).astype(F32)
+        wide: Array = np.multiply(a, b, dtype=np.float64).sum(axis=-1).astype(F32)
         return wide
+    x = a * b
     width = 1 << (x.shape[-1] - 1).bit_length()
     if width != x.shape[-1]:
         x = np.concatenate([x, np.zeros((*x.shape[:-1], width - x.shape[-1]), F32)], axis=-1)
@@ -203,7 +208,7 @@ class _DocumentBackward:
         self.e_k = self.k_tokens.exponents[:, None] if folded else zeros
         self.factor_q, self.factor_k = exp2_of(self.e_q), exp2_of(self.e_k)
         self.folded = folded
-        self.constant = F32(f.softmax_scale * float(np.log2(np.e)))
+        self.constant = softmax_constant(f.softmax_scale)
 
     def _padded(self, x: Array, fill: float) -> Array:
         out = np.full((x.shape[0], self.document.tiles * TILE), fill, F32)
@@ -254,11 +259,11 @@ class _DocumentBackward:
             closed = idle[..., None, :]
             hidden = np.broadcast_to(closed if hidden is None else hidden | closed, (*idle.shape[:-1], TILE, TILE))
 
-        x = pr.scores_to_x(contract_channels(f.profile, self.k, self.q, key_tile, query_tile), self.constant)
+        scores = contract_channels(f.profile, self.k, self.q, key_tile, query_tile)
         if r.p_scale == "tile":
-            p, value = self._tile_probabilities(x, hidden, top)
+            p, value = self._tile_probabilities(scores, hidden, top)
         else:
-            p, value = self._constant_probabilities(x, hidden, top, queries)
+            p, value = self._constant_probabilities(scores, hidden, top, queries)
 
         v = self.v1 if self.v1 is not None and f.causal and key_tile == query_tile else self.v
         ds = contract_channels(f.profile, v, self.dout, key_tile, query_tile)
@@ -290,19 +295,23 @@ class _DocumentBackward:
         turned = None if x_tile.wide is None else x_tile.wide.swapaxes(-1, -2)
         return p, x_tile, Computed(codes.swapaxes(-1, -2), _per_row(scale.swapaxes(-1, -2)), turned)
 
-    def _tile_probabilities(self, x: Array, hidden: NDArray[np.bool_] | None, top: Array) -> tuple[Computed, Array]:
-        """P with one scale per 32x32 tile, and the numbers it stands for: step 1."""
+    def _tile_probabilities(
+        self, scores: Array, hidden: NDArray[np.bool_] | None, top: Array
+    ) -> tuple[Computed, Array]:
+        """P with one scale per 32x32 tile, and the numbers it stands for: step 1. Overwrites ``scores``."""
         if hidden is not None:
-            np.copyto(x, F32(-np.inf), where=hidden)
-        columns = np.fmax.reduce(x.reshape(*x.shape[:-2], PER_TILE, BLOCK, TILE), axis=-2)
-        relative = np.ceil(columns) - top[..., None, :]
+            np.copyto(scores, F32(-np.inf), where=hidden)
+        columns = np.fmax.reduce(scores.reshape(*scores.shape[:-2], PER_TILE, BLOCK, TILE), axis=-2)
+        if hidden is not None:
+            np.copyto(scores, F32(0), where=hidden)  # any number: P is zero there by selection, below
+        relative = pr.ceiling(columns, self.constant) - top[..., None, :]
         largest = np.fmax.reduce(relative.reshape(*relative.shape[:-1], PER_TILE, BLOCK), axis=-1)
         largest = np.where(np.isfinite(largest), largest, F32(0))
-        offset = np.repeat(largest, BLOCK, axis=-1) + (top[..., None, :] - F32(8))
-        r, p = pr.exponential(x)
+        above = np.repeat(largest, BLOCK, axis=-1) + top[..., None, :]
+        r, p = pr.exponential(scores, self.constant)
         blocks = r.reshape(*r.shape[:-2], PER_TILE, BLOCK, TILE)
         e4m3 = self.f.recipe.values is not Scaling.NONE
-        codes = pr.quantize(p.reshape(blocks.shape), blocks, offset[..., None, :], e4m3).reshape(p.shape)
+        codes = pr.quantize(p.reshape(blocks.shape), blocks, above[..., None, :], F32(8), e4m3).reshape(p.shape)
         scale, dead = pr.scale_bytes(largest - F32(8))
         if dead.any():
             codes = pr.drop(codes, np.repeat(np.repeat(dead, BLOCK, -1), BLOCK, -2))
@@ -312,11 +321,13 @@ class _DocumentBackward:
         return Computed(codes, _per_row(scale), wide, e4m3), value
 
     def _constant_probabilities(
-        self, x: Array, hidden: NDArray[np.bool_] | None, top: Array, queries: slice
+        self, scores: Array, hidden: NDArray[np.bool_] | None, top: Array, queries: slice
     ) -> tuple[Computed, Array]:
         """P, or P / l, held as ``E4M3(P * 2^p_backward_exponent)`` (study only), and the numbers inside dS."""
         recipe = self.f.recipe
-        r, p = pr.exponential(np.subtract(x, top[..., None, :], out=x))
+        scores *= self.constant
+        scores -= top[..., None, :]
+        r, p = pr.exponential_of_rounded(scores)
         exact = pr.shift(p, r)
         if recipe.normalize == "p":
             exact *= self.inverse_l[..., None, queries]

@@ -4,7 +4,7 @@ Note [Forward]
 ~~~~~~~~~~~~~~
 For query row i of a document, key tiles of 128 tokens in ascending order:
 
-1. ``S = MMA(Q, K)`` with the token scales; ``x = fl(c S)``, hidden keys removed by selection before any maximum.
+1. ``S = MMA(Q, K)`` with the token scales; ``x = c S``, hidden keys removed by selection before any maximum.
 2. ``m_t = ceil(max of the visible x in tile t)``, an integer. ``P = E4M3(p 2^(r + 8 - m_t))`` (Note [Probabilities]).
 3. The reference exponent ``M`` is the running maximum of ``m_t``. When it grows, O and l are multiplied by the exact
    power ``2^(M_old - M_new)``, or by 0 below 2^-126. The tile's scale factor is ``2^(m_t - 8 - M)``; below 2^-127 the
@@ -12,7 +12,7 @@ For query row i of a document, key tiles of 128 tokens in ascending order:
 4. ``O += P V`` and ``l += P 1``, both of the quantized P. In the diagonal tile of causal attention V1 takes the place
    of V32: the product is ``P' V1`` with P' and ``2^(E_ib)`` of `probabilities.fold_values`, while l still sums P
    itself. The route depends on position only.
-5. ``out = fl(O * fl(1 / l))`` rounded to the input dtype; ``LSE = ln 2 (M + log2 l)``. Saved: ``m = max_t m_t`` and l
+5. ``out = fl(O / l)`` rounded to the input dtype; ``LSE = ln 2 (M + log2 l)``. Saved: ``m = max_t m_t`` and l
    in units of 2^m.
 """
 
@@ -174,14 +174,12 @@ def _forward_document(
     out, lse, m, l = outputs  # noqa: E741
     for query_tile in range(stripe[0], document.tiles, stripe[1]):
         rows = min(TILE, document.length - query_tile * TILE)
-        state = RowState(a.profile, (kv, group), a.q.shape[-1])
+        state = RowState(a, (kv, group))
         for key_tile in range(query_tile + 1 if a.causal else document.tiles):
             hidden = pr.visible_mask(query_tile, key_tile, document.length, a.causal)
-            x = pr.scores_to_x(
-                contract_channels(a.profile, cut["k"], cut["q"], key_tile, query_tile), a.softmax_constant
-            )
+            scores = contract_channels(a.profile, cut["k"], cut["q"], key_tile, query_tile)
             diagonal = v1 if a.causal and key_tile == query_tile else None
-            codes, top = state.add(x, hidden, cut["v"], diagonal, key_tile, a.recipe)
+            codes, top = state.add(scores, hidden, cut["v"], diagonal, key_tile)
             if observer is not None:
                 observer("p", document, q_heads, query_tile, key_tile, codes.reshape(-1, TILE, TILE))
                 observer("p_top", document, q_heads, query_tile, key_tile, top.reshape(-1, TILE))
@@ -197,36 +195,40 @@ def _forward_document(
 class RowState:
     """O, l and M of 128 query rows while the key tiles pass: steps 2 to 5 of Note [Forward]."""
 
-    def __init__(self, profile: Profile, heads: tuple[int, int], dim: int) -> None:
-        self.profile = profile
+    def __init__(self, a: Arguments, heads: tuple[int, int]) -> None:
+        self.profile, self.recipe, self.constant = a.profile, a.recipe, a.softmax_constant
         self.top = np.full((*heads, TILE), -np.inf, F32)
-        self.o = np.zeros((*heads, TILE, dim), profile.accumulator)
-        self.l = np.zeros((*heads, TILE, 1), profile.accumulator)
+        self.o = np.zeros((*heads, TILE, a.q.shape[-1]), a.profile.accumulator)
+        self.l = np.zeros((*heads, TILE, 1), a.profile.accumulator)
 
     def add(
         self,
-        x: NDArray[np.float32],
+        scores: NDArray[np.float32],
         hidden: NDArray[np.bool_] | None,
         v: DocumentOperand,
         v1: DocumentOperand | None,
         key_tile: int,
-        recipe: Recipe,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Take in one key tile; returns P and the integer exponent it is held against."""
+        """Take in one key tile; overwrites its scores. Returns P and the integer exponent it is held against."""
+        recipe = self.recipe
         if hidden is not None:
-            np.copyto(x, F32(-np.inf), where=hidden)
-        largest = np.fmax.reduce(x, axis=-2)
+            np.copyto(scores, F32(-np.inf), where=hidden)
+        largest = np.fmax.reduce(scores, axis=-2)
+        if hidden is not None:
+            np.copyto(scores, F32(0), where=hidden)  # any number: P is zero there by selection, below
         bits = F32(recipe.p_exponent)
         if recipe.p_scale == "tile":
-            tile_top = np.ceil(largest)
+            tile_top = pr.ceiling(largest, self.constant)
             new_top = np.fmax(self.top, tile_top)
             self._rescale(new_top, exp2_of)
-            r, p = pr.exponential(x)
+            r, p = pr.exponential(scores, self.constant)
             above = tile_top
         else:
-            new_top = np.fmax(self.top, largest)
+            new_top = np.fmax(self.top, largest * self.constant)
             self._rescale(new_top, np.exp2)
-            r, p = pr.exponential(np.subtract(x, new_top[..., None, :], out=x))
+            scores *= self.constant
+            scores -= new_top[..., None, :]
+            r, p = pr.exponential_of_rounded(scores)
             above = np.zeros_like(new_top)
             tile_top = new_top
         exact = recipe.row_sum == "exact"
@@ -237,7 +239,7 @@ class RowState:
             factor = exp2_of(above - new_top, np.float64) if recipe.p_scale == "tile" else 1.0
             self.l += (unrounded.sum(axis=-2, dtype=np.float64) * factor)[..., None].astype(self.l.dtype)
         e4m3 = recipe.values is not Scaling.NONE
-        codes = pr.quantize(p, r, above[..., None, :] - bits, e4m3)
+        codes = pr.quantize(p, r, above[..., None, :], bits, e4m3)
         if hidden is not None:
             np.copyto(codes, F32(0), where=hidden)
 
@@ -275,4 +277,4 @@ class RowState:
     def finish(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Unrounded FP32 output rows and the FP32 row sums."""
         sums = self.l[..., 0].astype(F32)
-        return self.o.astype(F32) * (F32(1) / sums)[..., None], sums
+        return self.o.astype(F32) / sums[..., None], sums

@@ -2,9 +2,13 @@
 
 Note [Probabilities]
 ~~~~~~~~~~~~~~~~~~~~
-With ``x = fl(c * S)``, ``c = fl(softmax_scale * log2 e)``: ``r = floor(x)``, ``f = fl(x - r)``, ``p = poly(f)`` in [1,
-2]. P is ``E4M3(p * 2^(r + 8 - top))`` with an integer ``top``, its scale ``2^(top - 8)``. In the forward ``top`` is the
-ceiling of the row's maximum in the 128-key tile; in the backward it is ``m_i + E``, where E is one integer per 32x32
+With ``x = c * S``, ``c = fl(softmax_scale * log2 e)``, the product of two FP32 numbers taken exactly: ``r = floor(x)``,
+``f = fl(x - r)``, ``p = poly(f)`` in [1, 2]. So ``f`` is rounded once: it is ``fma(c, S, -r)``, and the scaled score
+itself never exists. Where ``|x| >= 2^23``, x is first rounded to FP32, an integer, and ``f = 0``. A score of +inf gives
+NaN, one of -inf counts as the lowest FP32 number.
+
+P is ``E4M3(p * 2^(r + 8 - top))`` with an integer ``top``, its scale ``2^(top - 8)``. In the forward ``top`` is the
+ceiling of the row's largest x in the 128-key tile; in the backward it is ``m_i + E``, where E is one integer per 32x32
 tile. The mantissa of P depends on ``x`` alone; the scales only choose where it underflows. So a P that is a normal E4M3
 number in both passes has the same value in both, bit for bit.
 
@@ -19,7 +23,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from flamia.reference.documents import BLOCK, TILE
-from flamia.reference.exp2 import exp2_mantissa
+from flamia.reference.exp2 import CHUNK, exp2_mantissa
 from flamia.reference.formats import E4M3, round_to
 from flamia.reference.operands import F32, exp2_of
 
@@ -28,21 +32,47 @@ FLOOR_EXPONENT = F32(-126)
 
 LOWEST = F32(np.finfo(np.float32).min)
 
+LARGE = 2.0**23
+"""From here on FP32 numbers are integers."""
+
 Array = NDArray[np.float32]
 
 
-def scores_to_x(scores: Array, c: np.float32) -> Array:
-    """``x = fl(c * S)``; in place. A score that overflowed FP32 becomes NaN and stays in its row."""
-    scores *= c
-    return scores
+def exponential(scores: Array, c: np.float32) -> tuple[Array, Array]:
+    """``(r, p)`` with ``2^(c S) = 2^r p``, r integral, p in [1, 2], as Note [Probabilities]; overwrites ``scores``."""
+    assert scores.flags.c_contiguous
+    np.maximum(scores, LOWEST, out=scores)
+    r = np.empty_like(scores)
+    flat, floors = scores.reshape(-1), r.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        part = slice(start, start + CHUNK)
+        x = np.multiply(flat[part], c, dtype=np.float64)  # exact: 48 bits
+        if not (x.max() < LARGE and x.min() > -LARGE):
+            x = np.where(np.abs(x) < LARGE, x, x.astype(F32))
+        floor = np.floor(x)
+        floors[part] = floor
+        # Exact in float64 but for small negative x, where f is on the grid 2^-24: round there, and once.
+        small = np.flatnonzero((x < 0) & (x > -(2.0**-5)))
+        near_one = 1 + np.rint(x[small] * 2.0**24) * 2.0**-24
+        x -= floor
+        x[small] = near_one
+        flat[part] = x
+    return r, exp2_mantissa(scores, out=scores)
 
 
-def exponential(x: Array) -> tuple[Array, Array]:
-    """``(r, p)`` with ``2^x = 2^r p``, r integral, p in [1, 2]; overwrites ``x``. -inf counts as the lowest FP32."""
+def exponential_of_rounded(x: Array) -> tuple[Array, Array]:
+    """``(r, p)`` of FP32 numbers ``x``; overwrites them. For probabilities with a constant scale, which need ``x``."""
     np.maximum(x, LOWEST, out=x)
     r = np.floor(x)
     x -= r
     return r, exp2_mantissa(x, out=x)
+
+
+def ceiling(largest: Array, c: np.float32) -> Array:
+    """``ceil(c S)`` of scores, as Note [Probabilities] takes the product; -inf where there was no score."""
+    x = np.multiply(largest, c, dtype=np.float64)
+    ceilings: Array = np.where(np.abs(x) < LARGE, np.ceil(x), x).astype(F32)
+    return ceilings
 
 
 def shift(p: Array, exponent: Array) -> Array:
@@ -59,9 +89,10 @@ def shift(p: Array, exponent: Array) -> Array:
     return p
 
 
-def quantize(p: Array, r: Array, offset: Array, e4m3: bool) -> Array:
-    """``p * 2^(r - offset)`` in E4M3 or bfloat16, as float32 element values; overwrites ``p`` and ``r``."""
-    r -= offset
+def quantize(p: Array, r: Array, top: Array, bits: np.float32, e4m3: bool) -> Array:
+    """``p * 2^(r - top + bits)`` in E4M3 or bfloat16, as float32 element values; overwrites ``p`` and ``r``."""
+    r -= top
+    r += bits
     y = shift(p, r)
     if not e4m3:
         return y.astype(bfloat16).astype(F32)

@@ -77,13 +77,12 @@ def _attend(
     kv_head, q_heads = slice(head, head + 1), slice(head * group, (head + 1) * group)
     start, stop = query_tile * TILE, min((query_tile + 1) * TILE, len(out))
     queries = operands["q"].document(Document(0, start, stop), q_heads)
-    state = RowState(a.profile, (1, group), out.shape[-1])
+    state = RowState(a, (1, group))
     for first in range(0, length, KEYS_AT_ONCE):
         part = Document(0, first, min(first + KEYS_AT_ONCE, length))
         k, v = (operands[role].document(part, kv_head) for role in ("k", "v"))
         for key_tile in range(part.tiles):
             hidden = pr.visible_mask(0, key_tile, part.length, causal=False)
-            x = pr.scores_to_x(contract_channels(a.profile, k, queries, key_tile, 0), a.softmax_constant)
-            state.add(x, hidden, v, None, key_tile, a.recipe)
+            state.add(contract_channels(a.profile, k, queries, key_tile, 0), hidden, v, None, key_tile)
     result, _ = state.finish()
     out[start:stop, q_heads] = np.moveaxis(result[0, :, : stop - start], 0, 1).astype(out.dtype)

@@ -22,7 +22,7 @@ def normal(rng: np.random.Generator) -> Inputs:
     return gaussian(rng, [300, 128, 40])
 
 
-@case("values/gaussian_float32", promises=("consistency", "shift"), tiny=True)
+@case("values/gaussian_float32", promises=("ones", "consistency", "shift"), tiny=True)
 def normal_float32(rng: np.random.Generator) -> Inputs:
     """The same in float32: inputs with 24 bits are rounded once, results hardly at all."""
     return gaussian(rng, [150, 33], dtype=np.float32)

@@ -27,7 +27,7 @@ FAULTS = (
             Edit(
                 "backward",
                 "codes = pr.quantize(p.reshape(blocks.shape)",
-                """raw = pr.shift(p.copy().reshape(blocks.shape), blocks - offset[..., None, :]).reshape(p.shape)
+                """raw = pr.shift(p.copy().reshape(blocks.shape), blocks - above[..., None, :] + 8).reshape(p.shape)
 codes = pr.quantize(p.reshape(blocks.shape)""",
             ),
             Edit(
@@ -47,8 +47,11 @@ return Computed(raw, _per_row(scale), wide""",
         edits=(
             Edit(
                 "backward",
-                "r, p = pr.exponential(x) blocks",
-                "r, p = np.floor(x), np.exp2(x - np.floor(x), dtype=F32)\nr = np.maximum(r, pr.LOWEST)\nblocks",
+                "r, p = pr.exponential(scores, self.constant) blocks",
+                """x = np.maximum(scores * self.constant, pr.LOWEST)
+r = np.floor(x)
+p = np.exp2(x - r, dtype=F32)
+blocks""",
             ),
         ),
         bug_class="backward-p",

@@ -166,6 +166,6 @@ FAULTS = (
         "negative-softmax-scale-accepted",
         "A negative softmax_scale is accepted.",
         kills=(promise("arguments/malformed", "validation"),),
-        edits=(Edit("arguments", "if not (0.0 <= scale <=", "if not (-1e30 <= scale <="),),
+        edits=(Edit("arguments", "if not 0 <= softmax_scale <=", "if not -1e30 <= softmax_scale <="),),
     ),
 )

@@ -5,8 +5,8 @@ from __future__ import annotations
 from flamia.conformance.self_test.copies import Edit
 from flamia.conformance.self_test.fault import Fault, accuracy, bits, promise
 
-MASK = "if hidden is not None: np.copyto(x, F32(-np.inf), where=hidden) largest = np.fmax.reduce(x, axis=-2)"
-MAXIMUM = "tile_top = np.ceil(largest) new_top = np.fmax(self.top, tile_top)"
+MASK = "if hidden is not None: np.copyto(scores, F32(-np.inf), where=hidden) largest = np.fmax.reduce(scores, axis=-2)"
+MAXIMUM = "tile_top = pr.ceiling(largest, self.constant) new_top = np.fmax(self.top, tile_top)"
 DIAGONAL = "return index[:, None] > index[None, :]"
 TAIL = "if not causal and (key_tile + 1) * TILE > length:"
 
@@ -39,9 +39,9 @@ FAULTS = (
             Edit(
                 "forward",
                 MASK,
-                """largest = np.fmax.reduce(x, axis=-2)
+                """largest = np.fmax.reduce(scores, axis=-2)
 if hidden is not None:
-    np.copyto(x, F32(-np.inf), where=hidden)""",
+    np.copyto(scores, F32(-np.inf), where=hidden)""",
             ),
         ),
         bug_class="future-leak",
@@ -55,9 +55,10 @@ if hidden is not None:
                 "forward",
                 MASK,
                 """if hidden is not None:
-    x += np.where(hidden, F32(-1e4), F32(0))
-largest = np.fmax.reduce(x, axis=-2)""",
+    scores += np.where(hidden, F32(-1e4), F32(0))
+largest = np.fmax.reduce(scores, axis=-2)""",
             ),
+            Edit("forward", "if hidden is not None: np.copyto(scores, F32(0), where=hidden)", ""),
             Edit("forward", "if hidden is not None: np.copyto(codes, F32(0), where=hidden)", ""),
         ),
         bug_class="masked-rows",
@@ -124,7 +125,7 @@ largest = np.fmax.reduce(x, axis=-2)""",
             Edit(
                 "forward",
                 MAXIMUM,
-                """tile_top = np.where(np.isfinite(self.top), self.top, np.ceil(largest))
+                """tile_top = np.where(np.isfinite(self.top), self.top, pr.ceiling(largest, self.constant))
 new_top = np.fmax(self.top, tile_top)""",
             ),
         ),
@@ -138,7 +139,7 @@ new_top = np.fmax(self.top, tile_top)""",
             Edit(
                 "forward",
                 MAXIMUM,
-                """new_top = np.fmax(self.top, np.ceil(largest))
+                """new_top = np.fmax(self.top, pr.ceiling(largest, self.constant))
 tile_top = new_top""",
             ),
         ),
@@ -148,7 +149,7 @@ tile_top = new_top""",
         "maximum-is-no-integer",
         "The tile's maximum is not rounded up to an integer, so that rescaling rounds.",
         kills=(bits(2, "values/gaussian"), promise("values/gaussian", "consistency")),
-        edits=(Edit("forward", MAXIMUM, "tile_top = largest\nnew_top = np.fmax(self.top, tile_top)"),),
+        edits=(Edit("forward", MAXIMUM, "tile_top = largest * self.constant\nnew_top = np.fmax(self.top, tile_top)"),),
     ),
     Fault(
         "row-sum-before-rounding",
@@ -168,7 +169,11 @@ tile_top = new_top""",
         "hardware-exponential",
         "P comes from another 2^x than the contract's three FMAs.",
         kills=(bits(2, "values/gaussian"),),
-        edits=(Edit("probabilities", "return r, exp2_mantissa(x, out=x)", "return r, np.exp2(x, out=x)"),),
+        edits=(
+            Edit(
+                "probabilities", "return r, exp2_mantissa(scores, out=scores)", "return r, np.exp2(scores, out=scores)"
+            ),
+        ),
     ),
     Fault(
         "exponent-wraps",
@@ -184,17 +189,17 @@ tile_top = new_top""",
             bits(2, "extremes/scale_tiny"),
             accuracy("extremes/scale_large"),
         ),
-        edits=(Edit("arguments", "return scale", "return 1.0 / math.sqrt(head_dim)"),),
+        edits=(Edit("arguments", "return float(softmax_scale)", "return 1.0 / math.sqrt(head_dim)"),),
     ),
     Fault(
-        "division-by-the-row-sum",
-        "out is O / l in place of O times the rounded 1 / l: a difference of one bit of FP32.",
-        kills=(bits(2, "values/gaussian_float32"),),
+        "reciprocal-of-the-row-sum",
+        "out is O times the rounded 1 / l in place of O / l: a difference of one bit of FP32.",
+        kills=(bits(2, "values/gaussian_float32"), promise("values/gaussian_float32", "ones")),
         edits=(
             Edit(
                 "forward",
-                "return self.o.astype(F32) * (F32(1) / sums)[..., None], sums",
                 "return self.o.astype(F32) / sums[..., None], sums",
+                "return self.o.astype(F32) * (F32(1) / sums)[..., None], sums",
             ),
         ),
     ),
@@ -212,7 +217,7 @@ tile_top = new_top""",
                 "diagonal = v1 if a.causal and key_tile == query_tile else None",
                 """left = document.length - key_tile * TILE
 if BLOCK < left < TILE and left % BLOCK:
-    x[..., left // BLOCK * BLOCK :, :] = -np.inf
+    scores[..., left // BLOCK * BLOCK :, :] = -np.inf
 diagonal = v1 if a.causal and key_tile == query_tile else None""",
             ),
         ),
