@@ -1,0 +1,1 @@
+"""Kernels to look at on the simulator, and to plant faults in."""

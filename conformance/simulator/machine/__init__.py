@@ -1,0 +1,1 @@
+"""The machine: memory, warps, CTAs, the scheduler."""

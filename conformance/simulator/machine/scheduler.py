@@ -1,0 +1,225 @@
+"""The machine: clusters of CTAs on it, a seeded interleaving of their warps, and asynchronous events."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+from flamia.conformance.simulator.machine import faults
+from flamia.conformance.simulator.machine.cta import Cluster, Dim
+from flamia.conformance.simulator.machine.memory import Space
+from flamia.conformance.simulator.machine.trace import Trace
+from flamia.conformance.simulator.machine.types import lanes_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from flamia.conformance.simulator.machine.program import Program
+    from flamia.conformance.simulator.machine.warp import Warp
+
+Unit = TypeVar("Unit")
+
+
+class Machine:
+    """One launch.
+
+    :param global_memory: the arena; ``addresses``: of variables, constants and parameters in it.
+    :param local_offsets: of local variables within a thread's local memory.
+    :param resident: clusters that run at the same time; further ones start as others end, in order.
+    :param longest_delay: of an asynchronous operation, in segments.
+    :param strict: whether reliance on orderings that PTX does not promise is an error.
+    :param fast_mma: whether products are accumulated in float64 instead of bit for bit.
+    :param zero_shared: whether shared memory counts as written from the start.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        global_memory: Space,
+        addresses: dict[str, int],
+        grid: Dim,
+        block: Dim,
+        *,
+        cluster: Dim = (1, 1, 1),
+        dynamic_shared: int = 0,
+        seed: int = 0,
+        strict: bool = False,
+        fast_mma: bool = False,
+        trace: bool = False,
+        resident: int = 4,
+        longest_delay: int = 200,
+        instruction_limit: int = 200_000_000,
+        zero_shared: bool = False,
+    ) -> None:
+        self.program, self.global_memory, self.addresses = program, global_memory, addresses
+        self.grid, self.block, self.cluster, self.dynamic_shared = grid, block, cluster, dynamic_shared
+        self.seed, self.strict, self.fast_mma, self.zero_shared = seed, strict, fast_mma, zero_shared
+        self.random = random.Random(seed)
+        self.trace = Trace(trace)
+        self.multiprocessors = 132
+        self.longest_delay, self.instruction_limit = longest_delay, instruction_limit
+        self.resident = resident
+        self.changed = True
+        self.time = 0
+        self.unpromised: Counter[str] = Counter()
+        self.executed: dict[str, list[int]] = {}
+        self.local_offsets, self.local_bytes = _lay_out_local(program)
+        self._units: dict[type, Any] = {}
+        self._events: list[tuple[int, int, Callable[[], Any]]] = []
+        self._event_count = 0
+        self._engine_time: dict[str, int] = {}
+        self._slots: set[int] = set()
+        self._running: list[Warp] = []
+        self._clusters: list[Cluster] = []
+        self._pending = self._indices()
+
+    def _indices(self) -> Iterator[Dim]:
+        x, y, z = (g // c for g, c in zip(self.grid, self.cluster, strict=True))
+        return ((i, j, k) for k in range(z) for j in range(y) for i in range(x))
+
+    def unit(self, kind: type[Unit]) -> Unit:
+        """The one object ``kind(self)`` of this launch."""
+        if kind not in self._units:
+            self._units[kind] = kind(self)  # type: ignore[call-arg]
+        return self._units[kind]
+
+    def take_slot(self) -> int:
+        """A multiprocessor for a CTA."""
+        slot = next(i for i in range(len(self._slots) + 1) if i not in self._slots)
+        self._slots.add(slot)
+        return slot
+
+    def free_slot(self, slot: int) -> None:
+        """Give a multiprocessor back."""
+        self._slots.discard(slot)
+
+    # --- for instruction families ------------------------------------------------------------------------------------
+
+    def after_random_delay(self, engine: str, action: Callable[[], Any], label: str = "", ordered: bool = True) -> None:
+        """Call ``action`` later.
+
+        :param engine: track of the timeline, for example ``CTA 0 tensor core``.
+        :param ordered: whether it must come after all earlier actions of the same engine.
+        """
+        at = self.time + self.random.randint(1, self.longest_delay)
+        if ordered:
+            at = self._engine_time[engine] = max(at, self._engine_time.get(engine, 0) + 1)
+        self._event_count += 1
+        heapq.heappush(self._events, (at, self._event_count, action))
+        self.trace.asynchronous(engine, label, self.time, at)
+
+    def count_unpromised(self, what: str, warp: Warp | None = None) -> None:
+        """Reliance on an ordering that PTX does not promise: counted, and an error in strict mode.
+
+        :raises Unpromised: in strict mode.
+        """
+        self.unpromised[what] += 1
+        if self.strict:
+            raise faults.Unpromised(what)
+
+    def fault(
+        self, kind: type[faults.Fault], message: str, mask: NDArray[Any] | None = None, address: int | None = None
+    ) -> NoReturn:
+        """Raise a fault; the machine adds the instruction and the warp."""
+        raise kind(message, () if mask is None else lanes_of(mask), address)
+
+    # --- running -----------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run every CTA to its end.
+
+        :raises Fault: the first one.
+        """
+        while True:
+            self._fill()
+            if self.changed:
+                self._refresh()
+            if self._running:
+                self._step()
+            elif self._events:
+                self.time = max(self.time, self._events[0][0])
+                self._complete()
+            elif self._clusters:
+                self._release_or_die()
+            else:
+                return
+
+    def _fill(self) -> None:
+        """Start clusters while there is room."""
+        if len(self._clusters) < self.resident:
+            for index in self._pending:
+                self._clusters.append(Cluster(self, index))
+                self.changed = True
+                if len(self._clusters) >= self.resident:
+                    break
+
+    def _refresh(self) -> None:
+        """Find who can run."""
+        self.changed = False
+        ended = [c for c in self._clusters if all(cta.done for cta in c.ctas)]
+        for c in ended:
+            self._clusters.remove(c)
+            for cta in c.ctas:
+                for warp in cta.warps:
+                    self.executed[str(warp)] = warp.executed
+        if ended:
+            self.changed = True
+        warps = [w for c in self._clusters for cta in c.ctas for w in cta.warps if not w.done]
+        self._running = [w for w in warps if w.runnable()]
+
+    def _step(self) -> None:
+        """Let one warp run for a while; mostly short runs, at times long ones."""
+        choose = self.random
+        warp = self._running[int(choose.random() * len(self._running))]
+        start = self.time
+        self.time += warp.run(1 << int(choose.random() * 7))
+        self.trace.time = self.time
+        self.trace.ran(warp, start, self.time)
+        if warp.done or not any(f.blocked is None and f.need is None for f in warp.fragments):
+            self.changed = True
+        if self._events and self._events[0][0] <= self.time:
+            self._complete()
+        if self.time > self.instruction_limit:
+            raise faults.Livelock(f"{self.time} segments were run and the grid has not ended\n{self.table()}")
+
+    def _complete(self) -> None:
+        """Do what is due."""
+        while self._events and self._events[0][0] <= self.time:
+            _, _, action = heapq.heappop(self._events)
+            action()
+        self.changed = True
+
+    def _release_or_die(self) -> None:
+        warps = [w for c in self._clusters for cta in c.ctas for w in cta.warps if not w.done]
+        for warp in warps:
+            if warp.release_meeting():
+                self.count_unpromised("lanes that ran on before the rest of their warp met them", warp)
+                self.changed = True
+                return
+        if not warps:
+            self.changed = True
+            return
+        raise faults.Deadlock(f"no warp can run and nothing is under way\n{self.table()}")
+
+    def table(self) -> str:
+        """Who waits on what."""
+        lines = []
+        for c in self._clusters:
+            for cta in c.ctas:
+                for warp in cta.warps:
+                    lines += warp.describe()
+        return "\n".join(lines)
+
+
+def _lay_out_local(program: Program) -> tuple[dict[str, int], int]:
+    """Offsets of local variables in a thread's local memory, and its size; offset 0 stays free."""
+    offset, out = 16, {}
+    for v in program.function.variables:
+        if v.space in ("local", "param"):
+            offset = -(-offset // v.align) * v.align
+            out[v.name] = offset
+            offset += v.bytes
+    return out, -(-offset // 16) * 16
