@@ -15,6 +15,7 @@ from flamia import __version__
 COMMANDS: dict[str, str] = {
     "study": "flamia.study.command:study",
     "conform": "flamia.conformance.command:conform",
+    "simulate": "flamia.conformance.simulator.command:app",
     "bench": "flamia.bench.command:app",
     "kernels": "flamia.kernels.command:app",
     "doctor": "flamia.doctor:doctor",

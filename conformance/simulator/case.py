@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from flamia.conformance.comparison import compare_bits
@@ -54,7 +53,7 @@ class Data:
 class Case:
     """A kernel and one way to launch it.
 
-    :param source: CUDA C++; a source that begins with ``//`` and holds ``.version`` is not PTX: give ``ptx`` for that.
+    :param source: CUDA C++.
     :param draw: seed -> fresh `Data`.
     :param roles: name of a role -> its warps; for timelines and counts.
     """
@@ -98,8 +97,3 @@ class Case:
             **options,
         )
         return report, data
-
-
-def bits_of(x: NDArray[Any]) -> NDArray[Any]:
-    """A C-contiguous copy, for an argument."""
-    return np.array(x, order="C")
