@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -30,6 +31,10 @@ class Cluster:
         self.machine, self.index, self.shape = machine, index, machine.cluster
         self.size = self.shape[0] * self.shape[1] * self.shape[2]
         self.ctas: list[Cta] = []
+        self.notes: list[Callable[[], list[str]]] = []
+        """More lines for the table of a deadlock."""
+        self.diagnoses: list[Callable[[], None]] = []
+        """Asked when nothing can run; may raise a fault that says more than a deadlock does."""
         self._units: dict[type, Any] = {}
         for rank in range(self.size):
             x, y, _ = self.shape

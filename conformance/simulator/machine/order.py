@@ -17,19 +17,25 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flamia.conformance.simulator.machine.asyncorder import AsyncOrder
+
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:
-    """What a release hands on: `known` and `fenced`."""
+    """What a release hands on: `known` and `fenced`, and `AsyncOrder.seen` where asynchronous operations are used."""
 
     known: NDArray[np.int64]
     fenced: NDArray[np.int64]
+    seen: NDArray[np.int64] | None = None
 
     def join(self, other: Knowledge | None) -> Knowledge:
         """What both say."""
         if other is None:
             return self
-        return Knowledge(np.maximum(self.known, other.known), np.maximum(self.fenced, other.fenced))
+        seen = self.seen if other.seen is None else other.seen
+        if self.seen is not None and other.seen is not None:
+            seen = np.maximum(self.seen, other.seen)
+        return Knowledge(np.maximum(self.known, other.known), np.maximum(self.fenced, other.fenced), seen)
 
 
 class Order:
@@ -43,6 +49,14 @@ class Order:
         self.epoch = 1
         self.known = np.zeros(warps, np.int64)
         self.fenced = np.zeros(warps, np.int64)
+        self._asynchronous: AsyncOrder | None = None
+
+    @property
+    def asynchronous(self) -> AsyncOrder:
+        """The clocks of asynchronous operations, Note [Asynchronous order]; made when first asked for."""
+        if self._asynchronous is None:
+            self._asynchronous = AsyncOrder(self.slot, self.known.size)
+        return self._asynchronous
 
     @property
     def tag(self) -> int:
@@ -52,7 +66,8 @@ class Order:
     def release(self) -> Knowledge:
         """What this warp hands to whoever acquires it."""
         self.known[self.slot] = self.epoch
-        out = Knowledge(self.known.copy(), self.fenced.copy())
+        seen = None if self._asynchronous is None else self._asynchronous.release()
+        out = Knowledge(self.known.copy(), self.fenced.copy(), seen)
         self.epoch += 1
         return out
 
@@ -61,6 +76,8 @@ class Order:
         if knowledge is not None:
             np.maximum(self.known, knowledge.known, out=self.known)
             np.maximum(self.fenced, knowledge.fenced, out=self.fenced)
+            if knowledge.seen is not None:
+                self.asynchronous.acquire(knowledge.seen)
 
     def proxy_fence(self) -> None:
         """Everything known so far is visible to the async proxy."""

@@ -7,11 +7,13 @@ control instruction is a segment of its own; a branch ends one.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flamia.conformance.simulator.machine.flow import find_joins
+from flamia.conformance.simulator.machine.registeruse import find_register_uses
 from flamia.conformance.simulator.machine.site import Site
 from flamia.conformance.simulator.machine.types import ALL_LANES, DTYPES, FULL, LANES, NO_LANES, width_of
 from flamia.conformance.simulator.ops.registry import Run, find_family
@@ -30,6 +32,8 @@ class Segment:
     :param target: segment that a branch at the end goes to, -1 without one.
     :param predicate: row that says which lanes take it, -1 for all; ``negated``: those where it is false.
     :param join: segment where diverged lanes meet again, -1 at the end of the function.
+    :param touched: registers that it reads or writes, ``written``: those it writes; both empty for instructions that
+        look after asynchronous registers themselves, see `Warp.in_flight`.
     """
 
     simple: tuple[Run, ...] = ()
@@ -38,6 +42,8 @@ class Segment:
     predicate: int = -1
     negated: bool = False
     join: int = -1
+    touched: frozenset[str] = frozenset()
+    written: frozenset[str] = frozenset()
     instructions: tuple[Instruction, ...] = ()
 
 
@@ -85,6 +91,11 @@ class Program:
     def is_approximate(self, register: str) -> bool:
         """Whether a register may hold the result of an ``.approx`` instruction, or what depends on one."""
         return register in self.approximate
+
+    @cached_property
+    def uses_wgmma(self) -> bool:
+        """Whether the tensor cores take accumulators from registers."""
+        return any(i.opcode.startswith("wgmma.mma_async") for i in self.function.instructions)
 
     # --- rows --------------------------------------------------------------------------------------------------------
 
@@ -144,6 +155,7 @@ def build_program(module: Module, function: Function) -> Program:
         program.storage[name] = program.counts.get(width, 0)
         program.counts[width] = program.storage[name] + 1
     _cut(program)
+    find_register_uses(program)
     return program
 
 

@@ -202,6 +202,9 @@ class Machine:
         if not warps:
             self.changed = True
             return
+        for c in self._clusters:
+            for diagnose in c.diagnoses:
+                diagnose()
         raise faults.Deadlock(f"no warp can run and nothing is under way\n{self.table()}")
 
     def table(self) -> str:
@@ -211,6 +214,8 @@ class Machine:
             for cta in c.ctas:
                 for warp in cta.warps:
                     lines += warp.describe()
+            for note in c.notes:
+                lines += note()
         return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from flamia.conformance.simulator.machine.faults import Fault, NotUniform
 from flamia.conformance.simulator.machine.order import Order
 from flamia.conformance.simulator.machine.outcomes import Blocked, Exit, NeedLanes
 from flamia.conformance.simulator.machine.registers import build_rows
+from flamia.conformance.simulator.machine.registeruse import raise_in_flight
 from flamia.conformance.simulator.machine.types import ALL_LANES, FULL, NO_LANES, Row, as_mask, lanes_of
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Warp:
     :param rows: operands as arrays of 32 lanes, see `Site`.
     :param live: lanes that exist and did not exit.
     :param executed: how often each segment was run.
+    :param in_flight: registers that an asynchronous operation holds, by name, and which one; using them is a fault.
+    :param log: segments run since the last ``wgmma.fence``; None in programs without wgmma.
     """
 
     def __init__(self, cta: Cta, index: int) -> None:
@@ -72,6 +75,8 @@ class Warp:
         self.rows: list[Row] = build_rows(self.program, self)
         self.order = Order(cta.order_slot(index))
         self.fragments = [Fragment(0, self.live, ())]
+        self.in_flight: dict[str, str] = {}
+        self.log: set[int] | None = set() if self.program.uses_wgmma else None
         self._units: dict[type, Any] = {}
 
     def __str__(self) -> str:
@@ -135,6 +140,10 @@ class Warp:
             at = fragment.at
             segment = segments[at]
             executed[at] += 1
+            if self.in_flight and not segment.touched.isdisjoint(self.in_flight):
+                raise_in_flight(self, segment)
+            if self.log is not None:
+                self.log.add(at)
             mask = fragment.mask
             if segment.control is not None:
                 if not self._control(fragment, segment, segment.control):

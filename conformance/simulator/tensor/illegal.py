@@ -7,7 +7,7 @@ class Illegal(ValueError):
     """An operand, a descriptor or a combination that PTX does not allow, or that this simulator does not evaluate.
 
     :param kind: the name of the fault, for reports: ``descriptor``, ``shape``, ``majorness``, ``scale-id``,
-        ``scale-replication``, ``tmem-range``, ``never-written``, ``unsupported``.
+        ``scale-replication``, ``tmem-range``, ``unsupported``.
     :param message: what it was and what is allowed.
     :param address: the shared or tensor memory address concerned, if one is.
     """
