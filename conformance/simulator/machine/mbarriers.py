@@ -52,8 +52,8 @@ class Mbarrier:
     def describe(self) -> str:
         """State, for the table of a deadlock."""
         return (
-            f"{self}: phase {self.phase} (parity {self.phase & 1}) incomplete, {self.pending} of {self.expected} arrivals "
-            f"pending, tx-count {self.tx} bytes"
+            f"{self}: phase {self.phase} (parity {self.phase & 1}) lacks {self.pending} of {self.expected} arrivals, "
+            f"tx-count {self.tx} bytes"
         )
 
     def arrive(self, count: int, knowledge: Knowledge | None, may_complete: bool = True) -> None:
@@ -97,7 +97,9 @@ class Mbarrier:
         late = [str(warp) for warp, phase in self.waiting.items() if phase < self.phase]
         if late:
             raise asyncfaults.MbarrierOverrun(
-                f"{self}: phase {self.phase} completed before {', '.join(late)} saw phase {self.phase - 1}", (), self.address
+                f"{self}: phase {self.phase} completed before {', '.join(late)} saw phase {self.phase - 1}",
+                (),
+                self.address,
             )
         self.phase += 1
         self.pending = self.expected
@@ -173,8 +175,8 @@ class Mbarriers:
                 )
             if async_proxy and not found.for_async_proxy:
                 raise faults.MissingProxyFence(
-                    f"{found} is signalled by the async proxy, and no fence.mbarrier_init or fence.proxy.async followed "
-                    "its initialisation",
+                    f"{found} is signalled by the async proxy, and its initialisation was not followed by "
+                    "fence.mbarrier_init or fence.proxy.async",
                     (),
                     address,
                 )
@@ -198,7 +200,7 @@ class Mbarriers:
         return [m.describe() for m in self.live.values() if m.waiting or m.pending != m.expected or m.tx]
 
     def _diagnose(self) -> None:
-        """Called when nothing can run. :raises ExpectTxMismatch: if bytes are all that a phase lacks, or has too many."""
+        """Called when nothing can run. :raises ExpectTxMismatch: if all that is wrong with a phase is its bytes."""
         for m in self.live.values():
             if m.tx and not m.pending and m.waiting:
                 raise asyncfaults.ExpectTxMismatch(

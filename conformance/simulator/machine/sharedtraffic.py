@@ -1,0 +1,138 @@
+"""Shared memory as asynchronous operations use it: who filled it, who still reads it.
+
+Note [Shared memory traffic]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+Two things are known of every 16 bytes, the unit of all asynchronous operations. *Filled by*: the mbarrier, and the
+phase of it, whose completion announces the copy that last wrote them; whoever uses them must have observed that phase
+(or synchronised with someone who had). *Read by*: the last pipelined operation that takes them as an operand; whoever
+overwrites them must know that it is done. Both are tested when an asynchronous operation is issued, whatever its
+timing; generic accesses are tested by the states of `memory.Space`, which cover the time an operation is under way.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flamia.conformance.simulator.machine import asyncfaults, faults
+from flamia.conformance.simulator.machine.memory import APPROXIMATE, Space, Token
+
+if TYPE_CHECKING:
+    from flamia.conformance.simulator.machine.cta import Cta
+    from flamia.conformance.simulator.machine.warp import Warp
+
+
+class SharedTraffic:
+    """Asynchronous use of the shared memory of one CTA.
+
+    :param open: copies that still use it, by an identity, with a description.
+    """
+
+    def __init__(self, cta: Cta) -> None:
+        self.space: Space = cta.shared
+        granules = self.space.data.size // 16
+        self._filled_by = np.full(granules, -1, np.int32)
+        self._filled_phase = np.zeros(granules, np.int64)
+        self._read_by = np.full(granules, -1, np.int32)
+        self._read_number = np.zeros(granules, np.int64)
+        self.open: dict[object, str] = {}
+        self._cta = cta
+        cta.at_end(self._check_end)
+
+    def granules(self, address: int, size: int) -> NDArray[np.int64]:
+        """The 16-byte units of a range, relative to the CTA's memory."""
+        first = address - self.space.base >> 4
+        return np.arange(first, first + (size >> 4))
+
+    def bytes_of(self, granules: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Indices of the bytes of some units, sorted if they are."""
+        return (granules[:, None] * 16 + np.arange(16)).ravel()
+
+    def check_range(self, granules: NDArray[np.int64], what: str) -> None:
+        """:raises BadDescriptor: if a unit lies outside the memory of the CTA."""
+        if granules[0] < 0 or granules[-1] * 16 + 16 > self.space.size:
+            outside = granules[(granules < 0) | (granules * 16 + 16 > self.space.size)]
+            raise asyncfaults.BadDescriptor(
+                f"{what} reaches outside the shared memory of {self._cta}", (), int(outside[0]) * 16 + self.space.base
+            )
+
+    # --- uses --------------------------------------------------------------------------------------------------------
+
+    def begin_read(self, warp: Warp, granules: NDArray[np.int64], what: str, pipelined: int | None = None) -> Token:
+        """An operation of ``warp`` will read these units.
+
+        :param pipelined: its number, if a later overwrite must wait for it.
+        :raises Fault: if they are not filled, not fenced, or not waited for.
+        """
+        self._check_filled(warp, granules, what)
+        self._check_fenced(warp, granules, what)
+        if pipelined is not None:
+            self._read_by[granules] = warp.order.asynchronous.pipe
+            self._read_number[granules] = pipelined
+        return self.space.begin_read(self.bytes_of(granules), what)
+
+    def begin_fill(self, warp: Warp, address: int, size: int, what: str, mbarrier: int, phase: int) -> Token:
+        """A copy issued by ``warp`` will write a range and announce it on phase ``phase`` of an mbarrier.
+
+        :param mbarrier: its number in the cluster.
+        :raises Fault: if an operation may still read the range, or has not been waited for.
+        """
+        granules = self.granules(address, size)
+        where = self.space.where(address, size)
+        order = warp.order.asynchronous
+        by = self._read_by[granules]
+        late = (by >= 0) & (self._read_number[granules] > order.seen[by])
+        if late.any():
+            at = int(granules[int(np.argmax(late))]) * 16 + self.space.base
+            raise faults.OperandOverwritten(
+                f"{what} writes an operand of a tensor-core operation that {warp} does not know to be done", (), at
+            )
+        self._check_filled(warp, granules, what)
+        token = self.space.begin_write(where, what)
+        self._filled_by[granules] = mbarrier
+        self._filled_phase[granules] = phase + 1
+        self._read_by[granules] = -1
+        return token
+
+    def _check_filled(self, warp: Warp, granules: NDArray[np.int64], what: str) -> None:
+        by = self._filled_by[granules]
+        if (by < 0).all():
+            return
+        order = warp.order.asynchronous
+        late = (by >= 0) & (self._filled_phase[granules] > order.seen[order.mbarrier_entry(0) + by])
+        if late.any():
+            at = int(granules[int(np.argmax(late))]) * 16 + self.space.base
+            raise asyncfaults.Unobserved(
+                f"{what} uses bytes of a bulk copy, and {warp} has not waited for the mbarrier phase that announces it",
+                (),
+                at,
+            )
+
+    def _check_fenced(self, warp: Warp, granules: NDArray[np.int64], what: str) -> None:
+        writer = self.space.writer
+        if writer is None:
+            return
+        tags = writer.reshape(-1, 4)[granules]
+        if tags.any() and (unfenced := warp.order.unfenced(tags)).any():
+            word = int(np.flatnonzero(unfenced.ravel())[0])
+            at = int(granules[word // 4]) * 16 + word % 4 * 4 + self.space.base
+            raise faults.MissingProxyFence(
+                f"{what} reads through the async proxy what a generic store wrote, with no fence.proxy.async between",
+                (),
+                at,
+            )
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def _check_end(self) -> None:
+        if self.open:
+            what = sorted(self.open.values())
+            raise asyncfaults.UnterminatedCopy(f"{self._cta} ended while {what[0]} still used its shared memory")
+
+
+def copy_state(source: Space, at: Any, target: Space, to: Any) -> None:
+    """Bytes that depend on results of approximate instructions stay marked when they are copied."""
+    marks = source.state[at] & APPROXIMATE
+    target.state[to] = (target.state[to] & ~np.uint8(APPROXIMATE)) | marks
