@@ -25,9 +25,13 @@ class Blocked:
 
 @dataclass(frozen=True, slots=True)
 class NeedLanes:
-    """The instruction needs exactly these lanes together: wait until they are all here, then execute it for all."""
+    """The instruction needs exactly these lanes together: wait until they are all here, then execute it for all.
+
+    :param anywhere: whether "here" is any instruction that asks for the same lanes with ``anywhere``.
+    """
 
     lanes: NDArray[Any]
+    anywhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import numpy as np
 from flamia.conformance.simulator.machine.flow import find_joins
 from flamia.conformance.simulator.machine.registeruse import find_register_uses
 from flamia.conformance.simulator.machine.site import Site
+from flamia.conformance.simulator.machine.taint import find_approximate
 from flamia.conformance.simulator.machine.types import ALL_LANES, DTYPES, FULL, LANES, NO_LANES, width_of
 from flamia.conformance.simulator.ops.registry import Run, find_family
 from flamia.conformance.simulator.ptx.syntax import Function, Guard, Instruction, Module, PtxError, Symbol, Variable
@@ -149,7 +150,7 @@ def build_program(module: Module, function: Function) -> Program:
 
     :raises PtxError: for an instruction, modifier or operand that is not known.
     """
-    program = Program(module, function)
+    program = Program(module, function, approximate=find_approximate(function))
     for name, kind in function.registers.items():
         width = 0 if kind == "pred" else width_of(kind)
         program.storage[name] = program.counts.get(width, 0)

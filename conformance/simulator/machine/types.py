@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Row = NDArray[Any]
-"""One register of a warp: 32 lanes."""
+Row: TypeAlias = Any
+"""One register of a warp: an array of 32 lanes (of a type that NumPy's annotations cannot follow through views)."""
 
 LANES = 32
 

@@ -47,13 +47,13 @@ class Fragment:
     :param blocked: why they wait, if they do; ``need``: the lanes they wait for.
     """
 
-    __slots__ = ("at", "blocked", "joins", "mask", "need", "since")
+    __slots__ = ("anywhere", "at", "blocked", "joins", "mask", "need")
 
     def __init__(self, at: int, mask: NDArray[np.bool_], joins: tuple[Join, ...]) -> None:
         self.at, self.mask, self.joins = at, as_mask(mask), joins
         self.blocked: Blocked | None = None
         self.need: NDArray[np.bool_] | None = None
-        self.since = 0
+        self.anywhere = False
 
 
 class Warp:
@@ -206,8 +206,8 @@ class Warp:
                 self.machine.trace.enter(self, outcome.reason)
             case Exit(lanes):
                 self._exit(fragment, lanes)
-            case NeedLanes(lanes):
-                fragment.need = lanes
+            case NeedLanes(lanes, anywhere):
+                fragment.need, fragment.anywhere = lanes, anywhere
                 self._meet_named(fragment.at, control, lanes)
             case _:
                 raise TypeError(f"a control instruction answered {outcome!r}")
@@ -215,7 +215,13 @@ class Warp:
 
     def _meet_named(self, at: int, control: Any, lanes: NDArray[np.bool_]) -> None:
         """Execute for all, if every named lane is here."""
-        here = [f for f in self.fragments if f.need is not None and f.at == at and (f.need == lanes).all()]
+        here = [
+            f
+            for f in self.fragments
+            if f.need is not None and (f.anywhere or f.at == at) and (f.need & self.live == lanes & self.live).all()
+        ]
+        anywhere = any(f.anywhere for f in here if f.at == at)
+        here = [f for f in here if f.anywhere == anywhere]
         union = np.logical_or.reduce([f.mask for f in here])
         if (union != (lanes & self.live)).any():
             return
@@ -225,7 +231,7 @@ class Warp:
         if outcome is not None:
             raise TypeError(f"an instruction that named its lanes answered {outcome!r}")
         for f in here:
-            self._go(f, at + 1)
+            self._go(f, f.at + 1)
 
     # --- places ------------------------------------------------------------------------------------------------------
 

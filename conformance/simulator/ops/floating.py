@@ -1,15 +1,305 @@
-"""FP32 arithmetic."""
+"""FP32 and FP64 arithmetic (PTX ISA, "Floating-Point Instructions").
+
+Subnormals are kept unless ``.ftz`` says otherwise, which flushes operands and, after rounding, results. Every NaN that
+an FP32 instruction returns is 0x7FFFFFFF.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from flamia.conformance.simulator.machine.site import Site
+from flamia.conformance.simulator.machine.types import FULL, Row
+from flamia.conformance.simulator.ops import rounding
+from flamia.conformance.simulator.ops.registry import Run, op
+from flamia.conformance.simulator.ops.rounding import fix_nan, flush, has_nan
+
+FLOATS = ("f32", "f32x2", "f64")
+MODES = ("rn", "rz", "rm", "rp")
 
 
-def flush(a: NDArray[Any]) -> NDArray[Any]:
-    """Subnormal float32 as zeros of their sign (``.ftz``)."""
-    bits = np.ascontiguousarray(a).view(np.uint32)
-    small = (bits & np.uint32(0x7F800000)) == 0
-    return np.where(small, bits & np.uint32(0x80000000), bits).view(np.float32)
+def store_float(target: int, function: Callable[..., Row], sources: tuple[int, ...], pairs: bool) -> Run:
+    """``target = function(*sources)`` of float32 lanes, with canonical NaN.
+
+    :param pairs: whether the rows are uint64 and hold two float32 each.
+    """
+
+    def run(warp: Any, mask: Any) -> None:
+        rows = warp.rows
+        if pairs:
+            value = function(*[rows[s].view(np.float32) for s in sources])
+        else:
+            value = function(*[rows[s] for s in sources])
+        fix_nan(value)
+        if pairs:
+            value = value.view(np.uint64)
+        if mask is FULL:
+            rows[target][...] = value
+        else:
+            np.copyto(rows[target], value, where=mask)
+
+    return run
+
+
+def _nearest(ufunc: Any, target: int, a: int, b: int) -> Run:
+    """A float32 operation that NumPy rounds as PTX does; the fast case of `store_float`."""
+
+    def run(warp: Any, mask: Any) -> None:
+        rows = warp.rows
+        if mask is FULL:
+            out = rows[target]
+            ufunc(rows[a], rows[b], out)
+            if has_nan(out):
+                fix_nan(out)
+        else:
+            value = ufunc(rows[a], rows[b])
+            fix_nan(value)
+            np.copyto(rows[target], value, where=mask)
+
+    return run
+
+
+def finish(function: Callable[..., Row], ftz: bool, saturate: bool) -> Callable[..., Row]:
+    """Around a function of float32 lanes: ``.ftz`` and ``.sat`` (to [0, 1], NaN to +0)."""
+    if not ftz and not saturate:
+        return function
+
+    def run(*values: Row) -> Row:
+        result = function(*[flush(v) for v in values]) if ftz else function(*values)
+        if ftz:
+            result = flush(result)
+        if saturate:
+            result = np.where(result > 0, np.minimum(result, np.float32(1)), np.float32(0))
+        return result
+
+    return run
+
+
+_UFUNC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+_EXACT: dict[str, Callable[[Row, Row, str], Row]] = {
+    "add": rounding.add,
+    "sub": lambda a, b, mode: rounding.add(a, -b, mode),
+    "mul": rounding.multiply,
+    "div": rounding.divide,
+}
+
+
+@op("add", "sub", "mul", types=FLOATS)
+def compile_binary(site: Site) -> Run:
+    """``{add,sub,mul}{.rnd}{.ftz}{.sat}.{f32,f32x2,f64}``."""
+    kind = site.take_type(*FLOATS)
+    return _compile_arithmetic(site, site.instruction.base, kind)
+
+
+def _compile_arithmetic(site: Site, name: str, kind: str) -> Run:
+    mode = site.take(*MODES) or "rn"
+    ftz, saturate = site.flag("ftz"), site.flag("sat")
+    site.expect_operands(3)
+    target, a, b = site.target(0, kind), site.row(1, kind), site.row(2, kind)
+    ufunc = _UFUNC[name]
+    if kind == "f64":
+        return _compile_double(site, name, mode)
+    if mode == "rn" and not ftz and not saturate and kind == "f32":
+        return _nearest(ufunc, target, a, b)
+    exact = _EXACT[name]
+    function = ufunc if mode == "rn" else (lambda x, y: exact(x, y, mode))
+    return store_float(target, finish(function, ftz, saturate), (a, b), kind == "f32x2")
+
+
+@op("div.rn", "div.rz", "div.rm", "div.rp", types=("f32", "f64"))
+def compile_div(site: Site) -> Run:
+    """``div.rnd{.ftz}.{f32,f64}``."""
+    return _compile_arithmetic(site, "div", site.take_type("f32", "f64"))
+
+
+@op("fma", "mad.rn", "mad.rz", "mad.rm", "mad.rp", types=FLOATS)
+def compile_fma(site: Site) -> Run:
+    """``fma.rnd{.ftz}{.sat}.{f32,f32x2,f64}``: rounded once."""
+    kind = site.take_type(*FLOATS)
+    mode = site.take(*MODES)
+    if not mode:
+        raise site.refuse("a rounding mode is missing")
+    ftz, saturate = site.flag("ftz"), site.flag("sat")
+    site.expect_operands(4)
+    if kind == "f64":
+        return _compile_double(site, "fma", mode)
+    rows = tuple(site.row(i, kind) for i in (1, 2, 3))
+
+    def function(a: Row, b: Row, c: Row) -> Row:
+        return rounding.fma(a, b, c, mode)
+
+    return store_float(site.target(0, kind), finish(function, ftz, saturate), rows, kind == "f32x2")
+
+
+@op("rcp.rn", "rcp.rz", "rcp.rm", "rcp.rp", "sqrt.rn", "sqrt.rz", "sqrt.rm", "sqrt.rp", types=("f32", "f64"))
+def compile_root(site: Site) -> Run:
+    """``rcp.rnd``, ``sqrt.rnd``: rounded once."""
+    kind = site.take_type("f32", "f64")
+    mode = site.take(*MODES)
+    ftz = site.flag("ftz")
+    site.expect_operands(2)
+    if kind == "f64":
+        return _compile_double(site, site.instruction.base, mode)
+    one = np.ones(32, np.float32)
+
+    def function(a: Row) -> Row:
+        if site.instruction.base == "rcp":
+            return one / a if mode == "rn" else rounding.divide(one, a, mode)
+        return np.sqrt(a) if mode == "rn" else rounding.square_root(a, mode)
+
+    return store_float(site.target(0, kind), finish(function, ftz, False), (site.row(1, kind),), False)
+
+
+def _compile_double(site: Site, name: str, mode: str) -> Run:
+    """FP64: only to nearest. NaN payloads are those of NumPy."""
+    if mode != "rn":
+        raise site.refuse("FP64 is rounded to nearest only")
+    rows = [site.row(i, "f64") for i in range(1, len(site.operands))]
+    target = site.target(0, "f64")
+    functions: dict[str, Any] = {
+        **_UFUNC,
+        "fma": _fma64,
+        "rcp": lambda a: 1.0 / a,
+        "sqrt": np.sqrt,
+    }
+    function = functions[name]
+
+    def run(warp: Any, mask: Any) -> None:
+        np.copyto(warp.rows[target], function(*[warp.rows[r] for r in rows]), where=mask)
+
+    return run
+
+
+def _fma64(a: Row, b: Row, c: Row) -> Row:
+    """Lane by lane, in rational numbers."""
+    out = a * b + c
+    for i in range(len(out)):
+        if np.isfinite([a[i], b[i], c[i]]).all():
+            exact = Fraction(float(a[i])) * Fraction(float(b[i])) + Fraction(float(c[i]))
+            if exact != 0:
+                try:
+                    out[i] = float(exact)
+                except OverflowError:
+                    out[i] = np.inf if exact > 0 else -np.inf
+    return out
+
+
+def minimum(a: Row, b: Row) -> Row:
+    """The smaller of float32 lanes: a number before NaN, -0 before +0."""
+    out = np.fmin(a, b)
+    zero = out == 0
+    if zero.any():
+        signs = a.view(np.uint32) | b.view(np.uint32)
+        both = zero & (a == b)
+        out.view(np.uint32)[both] = signs[both]
+    return out
+
+
+def maximum(a: Row, b: Row) -> Row:
+    """The larger of float32 lanes: a number before NaN, +0 before -0."""
+    out = np.fmax(a, b)
+    zero = out == 0
+    if zero.any():
+        signs = a.view(np.uint32) & b.view(np.uint32)
+        both = zero & (a == b)
+        out.view(np.uint32)[both] = signs[both]
+    return out
+
+
+@op("min", "max", types=("f32", "f64"))
+def compile_min_max(site: Site) -> Run:
+    """``{min,max}{.ftz}{.NaN}{.xorsign.abs}.f32 d, a, b{, c}``.
+
+    ``.NaN``: NaN if an operand is NaN. ``.xorsign.abs``: of the magnitudes, with the product's sign.
+    """
+    kind = site.take_type("f32", "f64")
+    pick = minimum if site.instruction.base == "min" else maximum
+    ftz, propagate = site.flag("ftz"), site.flag("NaN")
+    xorsign, magnitude = site.flag("xorsign"), site.flag("abs")
+    site.expect_operands(3, 4)
+    sources = tuple(site.row(i, kind) for i in range(1, len(site.operands)))
+    if kind == "f64":
+        if propagate or xorsign or magnitude or len(sources) != 2:
+            raise site.refuse("a form for f32")
+        ufunc = np.fmin if site.instruction.base == "min" else np.fmax
+        return _double_pair(site.target(0, kind), ufunc, sources)
+    if xorsign and len(sources) == 3:
+        raise site.refuse("'.xorsign' takes two operands")
+
+    def function(*values: Row) -> Row:
+        plain = [np.abs(v) for v in values] if magnitude else [np.ascontiguousarray(v) for v in values]
+        out = pick(plain[0], plain[1])
+        for v in plain[2:]:
+            out = pick(out, v)
+        if xorsign:
+            sign = (values[0].view(np.uint32) ^ values[1].view(np.uint32)) & np.uint32(0x80000000)
+            out = (out.view(np.uint32) | sign).view(np.float32)
+        if propagate:
+            for v in values:
+                out = np.where(np.isnan(v), v, out)
+        return out
+
+    return store_float(site.target(0, kind), finish(function, ftz, False), sources, False)
+
+
+def _double_pair(target: int, ufunc: Any, sources: tuple[int, ...]) -> Run:
+    def run(warp: Any, mask: Any) -> None:
+        np.copyto(warp.rows[target], ufunc(*[warp.rows[s] for s in sources]), where=mask)
+
+    return run
+
+
+@op("abs", "neg", types=("f32", "f64"))
+def compile_sign(site: Site) -> Run:
+    """``abs{.ftz}``, ``neg{.ftz}``."""
+    kind = site.take_type("f32", "f64")
+    function: Any = np.abs if site.instruction.base == "abs" else np.negative
+    ftz = site.flag("ftz")
+    site.expect_operands(2)
+    if kind == "f64":
+        return _double_pair(site.target(0, kind), function, (site.row(1, kind),))
+    return store_float(site.target(0, kind), finish(function, ftz, False), (site.row(1, kind),), False)
+
+
+@op("copysign", types=("f32", "f64"))
+def compile_copysign(site: Site) -> Run:
+    """``copysign d, a, b``: b with the sign of a."""
+    kind = site.take_type("f32", "f64")
+    site.expect_operands(3)
+    bits = f"u{kind[1:]}"
+    sign = np.array(1 << (int(kind[1:]) - 1), f"u{int(kind[1:]) // 8}")[()]
+
+    def run(warp: Any, mask: Any) -> None:
+        rows = warp.rows
+        np.copyto(rows[target], (rows[b] & ~sign) | (rows[a] & sign), where=mask)
+
+    target, a, b = site.target(0, bits), site.row(1, bits), site.row(2, bits)
+    return run
+
+
+@op("testp", types=("f32", "f64"))
+def compile_testp(site: Site) -> Run:
+    """``testp.{finite,infinite,number,notanumber,normal,subnormal}``."""
+    kind = site.take_type("f32", "f64")
+    name = site.take("finite", "infinite", "number", "notanumber", "normal", "subnormal")
+    site.expect_operands(2)
+    target, source = site.target(0, "pred"), site.row(1, kind)
+    smallest = 2.0**-126 if kind == "f32" else 2.0**-1022
+    tests: dict[str, Callable[[Row], Row]] = {
+        "finite": np.isfinite,
+        "infinite": np.isinf,
+        "number": lambda a: ~np.isnan(a),
+        "notanumber": np.isnan,
+        "normal": lambda a: np.isfinite(a) & (np.abs(a) >= smallest),
+        "subnormal": lambda a: (a != 0) & (np.abs(a) < smallest),
+    }
+    test = tests[name]
+
+    def run(warp: Any, mask: Any) -> None:
+        np.copyto(warp.rows[target], test(warp.rows[source]), where=mask)
+
+    return run
