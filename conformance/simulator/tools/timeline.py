@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 RUN, WAIT, BUSY = "█", "·", "▒"
-COLORS = {"run": "#2f6f9f", "wait": "#d9dee3", "async": "#d98032"}
+COLORS = {"run": "#2f6f9f", "wait": "#d9dee3"}
+ENGINE_COLORS = ("#d98032", "#5a9f5a", "#b04f6f", "#8a6fb0", "#c0a030", "#4fa3a3")
+LEVELS = 4
+"""Operations under way at once that are drawn side by side in a lane."""
 
 
 def lanes_of(report: Report, roles: Roles) -> dict[str, list[Span]]:
@@ -62,35 +65,51 @@ def draw_timeline(report: Report, roles: Roles, path: Path | None = None, *, tit
     from matplotlib.patches import Patch
 
     lanes, end = _checked(report, roles)
-    figure = NewFigure(figsize=(10, 0.9 + 0.32 * len(lanes)), layout="constrained")
+    figure = NewFigure(figsize=(10, 1.1 + 0.34 * len(lanes)), layout="constrained")
     axes = figure.subplots()
+    operations = sorted({operation_of(s) for spans in lanes.values() for s in spans if s.kind == "async"})
+    colors = {name: ENGINE_COLORS[i % len(ENGINE_COLORS)] for i, name in enumerate(operations)}
     for row, spans in enumerate(lanes.values()):
-        for kind, height in (("wait", 0.3), ("async", 0.62), ("run", 0.62)):
-            bars = _merged(s for s in spans if s.kind == kind)
-            widths = [(start, max(stop - start, end / 400)) for start, stop in bars]
-            axes.broken_barh(widths, (row - height / 2, height), facecolors=COLORS[kind], linewidth=0)
-        for span in spans:
-            if span.kind == "async" and span.name and span.end - span.start > end / 40:
-                axes.text(
-                    (span.start + span.end) / 2,
-                    row,
-                    _short(span.name),
-                    ha="center",
-                    va="center",
-                    fontsize=5,
-                    clip_on=True,
-                )
-    axes.set(yticks=range(len(lanes)), yticklabels=list(lanes), xlim=(0, end), xlabel="segments run", title=title)
+        for kind, height in (("wait", 0.26), ("run", 0.62)):
+            bars = [(a, max(b - a, end / 400)) for a, b in _merged(s for s in spans if s.kind == kind)]
+            axes.broken_barh(bars, (row - height / 2, height), facecolors=COLORS[kind], linewidth=0)
+        stacked = _stacked([s for s in spans if s.kind == "async"])
+        for level, span in stacked:
+            height = 0.72 / (1 + max(n for n, _ in stacked))
+            place = (row - 0.36 + level * height, height * 0.9)
+            axes.broken_barh([(span.start, max(span.end - span.start, end / 400))], place,
+                             facecolors=colors[operation_of(span)], linewidth=0)  # fmt: skip
+    axes.set(yticks=range(len(lanes)), yticklabels=list(lanes), xlim=(0, end), xlabel="segments run")
+    axes.set_title(title, loc="left", fontsize=9)
     axes.invert_yaxis()
     axes.tick_params(axis="y", length=0, labelsize=8)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
-    names = {"run": "runs", "wait": "waits", "async": "asynchronous operation, issue to completion"}
-    handles = [Patch(color=COLORS[kind], label=name) for kind, name in names.items()]
-    axes.legend(handles=handles, fontsize=7, ncols=3, frameon=False, loc="lower right", bbox_to_anchor=(1, 1))
+    names = {"runs": COLORS["run"], "waits": COLORS["wait"], **colors}
+    handles = [Patch(color=color, label=name) for name, color in names.items()]
+    figure.legend(handles=handles, fontsize=7, ncols=len(handles), frameon=False, loc="outside lower center")
     if path is not None:
         figure.savefig(path, dpi=140)
     return figure
+
+
+def operation_of(span: Span) -> str:
+    """What an asynchronous span does, without its place: ``cp.async.bulk``."""
+    return span.name.partition(" (")[0] or "asynchronous"
+
+
+def _stacked(spans: list[Span]) -> list[tuple[int, Span]]:
+    """Each span on the lowest level, of at most `LEVELS`, that is free when it begins."""
+    free: list[int] = []
+    out = []
+    for span in sorted(spans, key=lambda s: (s.start, s.end)):
+        level = next((i for i, end in enumerate(free) if end <= span.start), len(free))
+        if level == len(free) < LEVELS:
+            free.append(0)
+        level = min(level, LEVELS - 1)
+        free[level] = span.end
+        out.append((level, span))
+    return out
 
 
 def _checked(report: Report, roles: Roles) -> tuple[dict[str, list[Span]], int]:
@@ -108,7 +127,3 @@ def _merged(spans: Iterable[Span]) -> list[tuple[int, int]]:
         else:
             out.append((start, end))
     return out
-
-
-def _short(name: str) -> str:
-    return name if len(name) <= 18 else name[:17] + "…"

@@ -3,12 +3,13 @@
 extern "C" __global__ void __launch_bounds__(64) kernel(const u32* A, u32* D) {
   __shared__ __align__(8) u64 b[4];
   int i = threadIdx.x;
-  u32 b0 = shared_address(&b[0]), b1 = b0 + 8, b2 = b0 + 16, n = 0, left, done;
+  u32 b0 = shared_address(&b[0]), b1 = b0 + 8, b2 = b0 + 16, b3 = b0 + 24, n = 0, left, done;
   u64 state;
   if (i == 0) {
     init(b0, 3);
-    init(b1, 64);
+    init(b1, 63);
     init(b2, 1);
+    init(b3, 5);
   }
   __syncthreads();
   if (i == 0) {
@@ -33,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(64) kernel(const u32* A, u32* D) {
     asm volatile("mbarrier.arrive.shared::cta.b64 %0, [%1], 2;" : "=l"(state) : "r"(b0) : "memory");
     asm volatile("mbarrier.pending_count.b64 %0, %1;" : "=r"(left) : "l"(state));
     D[n++] = left;
-    asm volatile("mbarrier.arrive.noComplete.shared::cta.b64 %0, [%1], 1;" : "=l"(state) : "r"(b1) : "memory");
+    asm volatile("mbarrier.arrive.noComplete.shared::cta.b64 %0, [%1], 3;" : "=l"(state) : "r"(b3) : "memory");
     asm volatile("mbarrier.pending_count.b64 %0, %1;" : "=r"(left) : "l"(state));
     D[n++] = left;
     // bytes that are expected and completed by hand
