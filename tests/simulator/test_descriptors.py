@@ -6,39 +6,7 @@ import pytest
 from flamia.conformance.simulator.tensor.descriptors import decode_tcgen05, decode_wgmma
 from flamia.conformance.simulator.tensor.illegal import Illegal
 from flamia.conformance.simulator.tensor.swizzle import operand_addresses, operand_granules
-
-WIDTHS = {0: 16, 2: 128, 4: 64, 6: 32}
-
-
-def tcgen05(start, lbo, sbo, mode, base=0, version=1):
-    return start >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | version << 46 | base << 49 | mode << 61
-
-
-def wgmma(start, lbo, sbo, mode, base=0):
-    return start >> 4 | lbo >> 4 << 16 | sbo >> 4 << 32 | base << 49 | mode << 62
-
-
-def expect_address(start, lbo, sbo, width, mn_major, row, k, size):
-    """The byte address of element (row, k) by the CuTe table of PTX, in units of T = 16 bytes."""
-    per_unit = 16 // size  # T elements
-    if not mn_major:
-        unit, inside = divmod(k, per_unit)
-        if width == 16:  # ((8,m),(T,2k)) : ((1T,SBO),(1,LBO))
-            offset = (row % 8) * 16 + (row // 8) * sbo + unit * lbo + inside * size
-        else:  # ((8,m),(T,2k)) : ((W,SBO),(1,T))
-            offset = (row % 8) * width + (row // 8) * sbo + unit * 16 + inside * size
-    else:
-        unit, inside = divmod(row, per_unit)
-        if width == 16:  # ((T,1,m),(8,k)) : ((1,T,SBO),(1T,LBO))
-            offset = inside * size + unit * sbo + (k % 8) * 16 + (k // 8) * lbo
-        else:  # ((T,W,m),(8,k)) : ((1,T,LBO),(W,SBO))
-            units = width // 16
-            offset = inside * size + (unit % units) * 16 + (unit // units) * lbo + (k % 8) * width + (k // 8) * sbo
-    address = start + offset
-    bits = {16: 0, 32: 1, 64: 2, 128: 3}[width]
-    for bit in range(bits):  # Swizzle<bits, 4, 3>
-        address ^= (address >> (7 + bit) & 1) << (4 + bit)
-    return address
+from tests.simulator.layouts import WIDTHS, expect_address, tcgen05, wgmma
 
 
 @pytest.mark.parametrize("mode", WIDTHS)

@@ -60,8 +60,8 @@ def _names(operand: Operand) -> Iterator[str]:
             yield register.name
         case Address(base):
             yield from _names(base)
-            for item in operand.coordinates:
-                yield from _names(item)
+            for coordinate in operand.coordinates:
+                yield from _names(coordinate)
         case Vector(items):
             for item in items:
                 yield from _names(item)

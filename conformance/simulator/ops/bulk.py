@@ -1,8 +1,8 @@
 """``cp.async.bulk``, ``cp.reduce.async.bulk`` and their groups (PTX 9.7.9.25).
 
 A copy reads its source and writes its destination at one moment, after a random delay; copies are not ordered among
-each other. Towards shared memory it announces itself on an mbarrier (complete-tx), towards global memory in a bulk group of
-the issuing thread. Reductions of floats round to nearest; those of several copies happen in the order of completion.
+each other. Towards shared memory it announces itself on an mbarrier (complete-tx), towards global memory in a bulk
+group of the issuing thread. Reductions of floats round to nearest; those of several copies happen in the order of completion.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def compile_load(site: Site) -> Run:
     def run(warp: Warp, mask: Mask) -> None:
         to, at, announce = target(warp, mask), source(warp), mbar(warp, mask)
         for lane in lanes_of(mask):
-            ranks = [None]
+            ranks: list[int | None] = [None]
             if multicast:
                 bits = int(warp.rows[mask_row][lane])
                 ranks = [r for r in range(16) if bits >> r & 1]

@@ -65,7 +65,7 @@ def decode_table(element: Element) -> F32:
     codes = np.arange(1 << element.bits)
     mantissa = codes & ((1 << element.mantissa_bits) - 1)
     exponent = codes >> element.mantissa_bits & ((1 << element.exponent_bits) - 1)
-    sign = np.where(codes >> (element.bits - 1), -1.0, 1.0)
+    sign: NDArray[np.float64] = np.where(codes >> (element.bits - 1), -1.0, 1.0)
     fraction = mantissa / (1 << element.mantissa_bits) + (exponent > 0)
     value = sign * fraction * np.exp2(np.maximum(exponent, 1).astype(np.float64) - element.bias)
     top = exponent == (1 << element.exponent_bits) - 1
@@ -73,7 +73,7 @@ def decode_table(element: Element) -> F32:
         value = np.where(top, np.where(mantissa == 0, sign * np.inf, np.nan), value)
     elif element.specials == "nan":
         value = np.where(top & (mantissa == (1 << element.mantissa_bits) - 1), np.nan, value)
-    table = value.astype(np.float32)
+    table: F32 = value.astype(np.float32)
     table.flags.writeable = False
     return table
 
@@ -102,10 +102,12 @@ def decode_bytes(raw: Bytes, element: Element, padded: bool) -> F32:
 
 def decode_e8m0(raw: Bytes) -> NDArray[np.float64]:
     """UE8M0 scale bytes as powers of two in float64; 255 is NaN."""
-    value = np.exp2(raw.astype(np.float64) - 127)
-    return np.where(raw == 255, np.nan, value)
+    value: NDArray[np.float64] = np.exp2(raw.astype(np.float64) - 127)
+    value[raw == 255] = np.nan
+    return value
 
 
 def decode_ue4m3(raw: Bytes) -> NDArray[np.float64]:
     """UE4M3 scale bytes in float64; the sign bit is ignored, 127 is NaN."""
-    return decode_table(E4M3)[raw & 0x7F].astype(np.float64)
+    value: NDArray[np.float64] = decode_table(E4M3)[raw & 0x7F].astype(np.float64)
+    return value

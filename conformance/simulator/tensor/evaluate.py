@@ -177,4 +177,5 @@ def _truncate(x: NDArray[np.float64]) -> F32:
     """Round toward zero to binary32, overflow to infinity."""
     quantum = np.exp2(np.maximum(np.frexp(x)[1] - 24, -149))
     with np.errstate(over="ignore"):
-        return (np.trunc(x / quantum) * quantum + 0.0).astype(np.float32)
+        out: F32 = (np.trunc(x / quantum) * quantum + 0.0).astype(np.float32)
+    return out

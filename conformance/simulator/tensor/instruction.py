@@ -97,11 +97,12 @@ def scales_per_row(kind: str, vector: str | None) -> int:
 
     :raises Illegal: for a combination outside table 55 of the PTX text.
     """
-    allowed = {
+    by_kind: dict[str, dict[str | None, int]] = {
         "mxf8f6f4": {None: 1, "1X": 1, "block32": 1},
         "mxf4": {None: 2, "2X": 2, "block32": 2},
         "mxf4nvf4": {"2X": 2, "block32": 2, "4X": 4, "block16": 4},
-    }[kind]
+    }
+    allowed = by_kind[kind]
     if vector not in allowed:
         raise Illegal("shape", f"kind::{kind} takes a scale vector of {sorted(map(str, allowed))}, got {vector}")
     return allowed[vector]
