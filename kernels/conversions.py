@@ -17,8 +17,10 @@ CONVERSIONS = (
     "e8m0_rp",
     "e8m0_rp_software",
     "rceil_e4m3",
+    "e2m1_among_eight",
 )
-"""Names of conversions; those without ``_software`` are in the form that the target has."""
+"""Names of conversions; those without ``_software`` are in the form that the target has. ``e2m1_among_eight`` is how
+NVFP4 payloads are made; it takes NaN for -6."""
 
 
 def convert(x: Any, conversion: str) -> Any:

@@ -187,7 +187,7 @@ def row_pass(
 ) -> RowPass:
     """The backward's row pre-pass in one launch.
 
-    :param dout: ``(T, Hq, D)``, dtype of out.
+    :param dout: ``(T, Hq, D)``, dtype of out. One without adjacent channels, as the gradient of a sum is, is copied.
     :param out: the forward's output.
     :param row_sum: l, float32 ``(Hq, T)``; ``row_max``: m, likewise.
     :param gradients: up to three outputs ``(T, H, D)`` whose padding rows this launch clears.
@@ -197,6 +197,8 @@ def row_pass(
 
     heads = schedule.num_q_heads
     element = check_tokens("out", out, heads)
+    if hasattr(dout, "contiguous") and dout.ndim == 3 and dout.stride(2) != 1:
+        dout = dout.contiguous()
     check_tokens("dout", dout, heads, like=out)
     _check_schedule("out", out, schedule)
     for name, x in (("row_sum", row_sum), ("row_max", row_max)):
@@ -308,7 +310,8 @@ def _launch_quantize(element: str, x: Any, jobs: list[dict[str, Any]], schedule:
         },
     )
     unit = QUANTIZE.unit(element=element, dim=x.shape[2])
-    launch(unit, "quantize", params, x.device, at_most=_count_units(schedule, heads))
+    entry = "quantize_nvfp4" if any("nvfp4_payload" in job for job in jobs) else "quantize"
+    launch(unit, entry, params, x.device, at_most=_count_units(schedule, heads))
 
 
 def _count_units(schedule: DeviceSchedule, heads: int) -> int:

@@ -180,7 +180,10 @@ QUANTIZE = Kernel(
     summary="q, k, v to payload and scale tiles: token blocks of 1 and 32, NVFP4",
     source="quantize/quantize.cu",
     params=structs.QUANTIZE.itemsize,
-    entries=(Entry("quantize", threads=(256, 512), max_registers=96),),
+    entries=(
+        Entry("quantize", threads=(256, 512), max_registers=96),
+        Entry("quantize_nvfp4", threads=(256, 512), max_registers=128),
+    ),
     parameters=(ELEMENT, HEAD_DIM),
 )
 

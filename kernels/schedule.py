@@ -14,9 +14,9 @@ from flamia.kernels.launch import launch
 from flamia.kernels.registry import SCHEDULE
 from flamia.kernels.tensors import MAX_TOKENS, TILE, pointer
 
-ERROR, NUM_TILES, NUM_FORWARD, NUM_BACKWARD, NUM_USED = range(5)
+ERROR, NUM_TILES, NUM_FORWARD, NUM_BACKWARD, NUM_USED, LEGAL = range(6)
 """Entries of `DeviceSchedule.status`: the fault of ``cu_seqlens``; tiles; items of the forward and of the backward;
-``cu_seqlens[-1]``."""
+``cu_seqlens[-1]``; 1 without a fault, else 0."""
 
 FAULTS = {
     1: "cu_seqlens[0] must be 0",
@@ -54,6 +54,13 @@ class DeviceSchedule:
     def max_tiles(self) -> int:
         """Tiles that the buffers have room for."""
         return int(self.tiles.shape[0])
+
+    def assert_legal(self) -> None:
+        """Let the next call that waits for the device raise if ``cu_seqlens`` is illegal; one launch, no waiting."""
+        import torch
+
+        rule = f"cu_seqlens must start at 0, never decrease, and end at or before T = {self.num_tokens}"
+        torch._assert_async(self.status[LEGAL], rule)
 
     def check(self) -> None:
         """Wait for the device and complain about an illegal ``cu_seqlens``.

@@ -38,7 +38,7 @@ def check_tokens(name: str, x: Any, heads: int | None = None, like: Any = None) 
         raise ValueError(f"{name} must have at most {MAX_TOKENS} tokens, got {x.shape[0]}")
     if x.shape[2] == 0 or x.shape[2] % 32 or x.shape[2] > 256:
         raise ValueError(f"{name} must have a head_dim that is a multiple of 32 up to 256, got {x.shape[2]}")
-    if x.stride(2) != 1:
+    if x.stride(2) != 1 and x.numel():
         raise ValueError(f"{name} must have adjacent channels (last stride 1), got strides {x.stride()}")
     if heads is not None and x.shape[1] != heads:
         raise ValueError(f"{name} must have {heads} heads, got {x.shape[1]}")

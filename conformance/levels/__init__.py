@@ -28,7 +28,7 @@ def plan_checks(context: Context, levels: Iterable[int], cases: Iterable[Case]) 
     wanted = set(levels)
     probes = plan_probes(context) if 0 in wanted else []
     checks = [
-        _for_dtype(context, case, check)
+        _for_target(context, case, check)
         for case in cases
         for level, plan in PER_CASE.items()
         if level in wanted and level in case.levels
@@ -37,10 +37,12 @@ def plan_checks(context: Context, levels: Iterable[int], cases: Iterable[Case]) 
     return probes + sorted(checks, key=lambda check: check.name == "validation")
 
 
-def _for_dtype(context: Context, case: Case, check: Check) -> Check:
-    """The check, not applicable if the target does not take the dtype of the inputs."""
+def _for_target(context: Context, case: Case, check: Check) -> Check:
+    """The check, not applicable if the target is not for its level or does not take the dtype of the inputs."""
 
     def run() -> Outcome:
+        if check.level not in context.target.levels:
+            return not_applicable(f"the target is for levels {sorted(context.target.levels)} only")
         dtype = context.inputs(case).q.dtype.name
         if dtype not in context.target.dtypes:
             return not_applicable(f"the target does not take {dtype}")

@@ -46,6 +46,7 @@ class Target:
     :param profile: the machine profile of the same.
     :param bits: whether it promises the bits of `flamia.reference` under recipe and profile: without it, levels 1 to 3
         are not applicable.
+    :param levels: those that it can be asked about; in the others its checks are not applicable.
     :param promises: the level-4 checks it claims to hold, keys of `PROMISES`; others are not applicable.
     :param lse: whether results have LSE. :param backward: whether it has gradients. :param stages: whether it returns
         intermediate results.
@@ -56,6 +57,7 @@ class Target:
     recipe: Recipe | str = "bf16"
     profile: str = "ideal"
     bits: bool = False
+    levels: frozenset[int] = frozenset(range(6))
     promises: frozenset[str] = frozenset(PROMISES)
     lse: bool = True
     backward: bool = True

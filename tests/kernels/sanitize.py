@@ -14,11 +14,11 @@ def main() -> None:
     cu = torch.tensor([0, *lengths], device="cuda").cumsum(0)
     used = int(cu[-1])
     for dtype in (torch.bfloat16, torch.float32):
-        for dim in (64, 128):
+        for dim, hadamard in ((64, True), (128, False), (128, True)):
             plan = schedule.build_schedule(cu, used + 7, 4, 2, True)
             q, k, v, out = (torch.randn(used + 7, h, dim, device="cuda").to(dtype) for h in (4, 2, 2, 4))
             ones = [torch.ones(h, 2, device="cuda") for h in (4, 2)]
-            nvfp4 = quantize.Nvfp4(*ones, hadamard=dim == 64)
+            nvfp4 = quantize.Nvfp4(*ones, hadamard=hadamard)
             row_sum, row_max = torch.rand(4, used + 7, device="cuda") + 1, torch.zeros(4, used + 7, device="cuda")
             got = quantize.quantize_qkv(q, k, v, plan, nvfp4=nvfp4, out=out, rows=[(row_sum, 0.0)])
             row_sum += 1

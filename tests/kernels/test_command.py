@@ -91,11 +91,13 @@ def test_loads_of_the_quantizer_are_16_bytes_wide(nvrtc, cold_cache):
     need_nvdisasm()
     for kernel in (registry.QUANTIZE, registry.ROW_PASS):
         artifact = build(kernel.unit(element="bf16", dim=128), targets.SM_90A)
-        (counts,) = disassembly.count_instructions(disassembly.disassemble(artifact.cubin)).values()
-        grouped = disassembly.group_opcodes(counts)
-        assert grouped["LDGSTS.128"] >= 8, "copies to shared memory"
-        assert grouped["LDS.128"] >= 4
-        assert not any(opcode.startswith(("LDL", "STL")) for opcode in grouped), "local memory"
+        found = disassembly.count_instructions(disassembly.disassemble(artifact.cubin))
+        assert set(found) == {entry.name for entry in kernel.entries}
+        for counts in found.values():
+            grouped = disassembly.group_opcodes(counts)
+            assert grouped["LDGSTS.128"] >= 8, "copies to shared memory"
+            assert grouped["LDS.128"] >= 4
+            assert not any(opcode.startswith(("LDL", "STL")) for opcode in grouped), "local memory"
 
 
 def test_opcodes_are_counted_and_grouped():

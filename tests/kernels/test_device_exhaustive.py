@@ -29,6 +29,17 @@ def compare(gpu, x, cu, block):
     return bits, plan
 
 
+def compare_nvfp4(bits, plan, x, cu, hadamard):
+    import torch
+
+    scales = torch.tensor(np.stack(nvfp4.head_scales(1.0, x.shape[1]), axis=1), device=bits.device)
+    got = quantize.quantize_nvfp4(bits, plan, scales, hadamard)
+    want = nvfp4.quantize_nvfp4(x, cu, hadamard=hadamard)
+    tiles = int(layout.tile_offsets(cu)[-1])
+    assert np.array_equal(got.payload[:, :tiles].cpu().numpy(), layout.pack_nvfp4(want.payload, cu))
+    assert np.array_equal(got.scales[:, :tiles].cpu().numpy(), layout.pack_nvfp4_scales(want.scale, cu))
+
+
 def background(shape):
     """Random bfloat16 values of about 1."""
     rng = np.random.default_rng(SEED)
@@ -42,17 +53,10 @@ def test_every_bfloat16_value_in_every_channel(gpu):
     cu = np.array([0, len(values)])
     bits, plan = compare(gpu, x, cu, 1)
 
-    import torch
-
-    heads = 16  # one NVFP4 block
+    heads = 32  # the channels of a lane, two NVFP4 blocks
     part = bits[:, :heads].contiguous()
     plan = schedule.build_schedule(plan.cu_seqlens, len(values), heads, heads, True)
-    scales = torch.tensor(np.stack(nvfp4.head_scales(1.0, heads), axis=1), device=gpu)
-    got = quantize.quantize_nvfp4(part, plan, scales)
-    want = nvfp4.quantize_nvfp4(x[:, :heads], cu)
-    tiles = len(values) // 128
-    assert np.array_equal(got.payload[:, :tiles].cpu().numpy(), layout.pack_nvfp4(want.payload, cu))
-    assert np.array_equal(got.scales[:, :tiles].cpu().numpy(), layout.pack_nvfp4_scales(want.scale, cu))
+    compare_nvfp4(part, plan, x[:, :heads], cu, hadamard=False)
 
 
 @pytest.mark.parametrize("finite", [True, False], ids=["finite values", "all values"])
@@ -79,4 +83,6 @@ def test_a_hundred_million_random_elements(gpu, draw, to_numpy):
         x = to_numpy(draw((int(cu[-1]), 16, 128), torch.bfloat16, part))
         assert x.size >= 25_000_000
         for block in (1, 32):
-            compare(gpu, x, cu, block)
+            bits, plan = compare(gpu, x, cu, block)
+        if part < 2:
+            compare_nvfp4(bits, plan, x, cu, hadamard=part == 1)

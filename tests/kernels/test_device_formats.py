@@ -63,3 +63,14 @@ def test_native_and_software_forms_agree_on_every_float32(gpu):
         x = bits.view(torch.float32)
         for conversion in ("e4m3", "e2m1", "e8m0_rp"):
             assert torch.equal(convert(x, conversion), convert(x, conversion + "_software")), (conversion, first)
+        number = torch.where(x.isnan(), torch.zeros_like(x), x)
+        assert torch.equal(convert(number, "e2m1_among_eight"), convert(number, "e2m1_software")), first
+
+
+def test_quick_eight_codes_are_those_of_one_at_a_time(poisoned, to_numpy):
+    import torch
+
+    x = inputs()
+    x = np.random.default_rng(1).permutation(x[~np.isnan(x)])[: len(x) // 8 * 8 - 3]
+    got = to_numpy(convert(torch.from_numpy(x).to(poisoned), "e2m1_among_eight"))
+    np.testing.assert_array_equal(got, formats.encode(x, formats.E2M1))

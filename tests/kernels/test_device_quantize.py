@@ -129,6 +129,28 @@ def test_other_head_dims(poisoned, to_numpy, draw, dim, dtype):
             assert_bytes("scales", to_numpy(four.scales), scales)
 
 
+HEAD_SCALES = [1.0, 0.37, 2.0**-63, 2.0**-66, 2.0**-127, 1e-40, 3e-39, 2.0**60, 2.0**70, 2.0**127, 3e38]
+"""Constants of as many heads: ordinary ones, and those beyond which an element's factor is no ordinary number."""
+
+
+@pytest.mark.parametrize("hadamard", [False, True], ids=["plain", "rotated"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [64, 128, 192, 256])
+def test_quick_nvfp4(poisoned, to_numpy, draw, dim, dtype, hadamard):
+    import torch
+
+    heads = len(HEAD_SCALES)
+    cu, plan = make_schedule(poisoned, *LENGTHS["ragged"], heads=(heads, 1))
+    x = draw((plan.num_tokens, heads, dim), getattr(torch, dtype), 17)
+    x[40:48] = 0  # tokens of zeros between others
+    scales = torch.cat([nvfp4_scales(poisoned, 1, h) for h in HEAD_SCALES])
+    got = quantize.quantize_nvfp4(x, plan, scales, hadamard)
+    for head, h in enumerate(HEAD_SCALES):
+        payload, bytes_ = expect_nvfp4(to_numpy(x[:, head : head + 1]), cu, h, hadamard)
+        assert_bytes(f"payload under {h}", to_numpy(got.payload[head : head + 1]), payload)
+        assert_bytes(f"scales under {h}", to_numpy(got.scales[head : head + 1]), bytes_)
+
+
 def strided(x, form):
     """``x`` with other strides, or at an address that is no multiple of 16 bytes."""
     import torch

@@ -62,12 +62,49 @@ __device__ __forceinline__ uint32_t encode_ue4m3(float x) {
   return ptx::cvt_rn_satfinite_e4m3x2_f32(0.0f, x) & 0x7F;
 }
 
-// Two E2M1 codes in a byte, the first in the low nibble; of a NaN some code.
-__device__ __forceinline__ uint32_t encode_e2m1x2(float a, float b) {
+// Note [Eight E2M1 codes]
+// ~~~~~~~~~~~~~~~~~~~~~~~
+// E2M1's quantum is 1/2 below 2, then 1, then 2 from 4 on. With N(y) = y rounded to an integer, ties to even, the code
+// of a magnitude y is therefore N(2y) below 2, N(y) + 2 below 4, N(y/2) + 4 below 7; and of the three numbers it is
+// always the smallest, because each is N of a line, rounding is monotone, and the right line is the lowest. Two N at
+// once are one conversion to binary16 in its subnormal range, whose codes are the integers: N(y) is the code of
+// 2^-24 y. The sign comes along in the top bit of the half, through the minimum too.
+
+// E2M1 codes of x[i] * inv, that of x[0] in the lowest nibble. Where the target has no instruction for it: for |x[i] *
+// inv| < 7, and inv from 2^-64 to 2^64, so that inv times 2^-25 is exact.
+__device__ __forceinline__ uint32_t encode_e2m1x8(const float* x, float inv) {
 #if HAS_NARROW_CVT
-  return ptx::cvt_rn_satfinite_e2m1x2_f32(b, a);
+  uint32_t codes = 0;
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    codes |= ptx::cvt_rn_satfinite_e2m1x2_f32(__fmul_rn(x[i + 1], inv), __fmul_rn(x[i], inv)) << 4 * i;
+  }
+  return codes;
 #else
-  return E2M1::encode_number(a) | E2M1::encode_number(b) << 4;
+  // Products with powers of two are exact, or so small that the code is 0 either way.
+  const float halves = __fmul_rn(inv, 0x1p-23f), ones = __fmul_rn(inv, 0x1p-24f), twos = __fmul_rn(inv, 0x1p-25f);
+  uint32_t codes[4];  // of x[i] and x[i + 4], a half each
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t low = ptx::cvt_rn_f16x2_f32(__fmul_rn(x[i + 4], halves), __fmul_rn(x[i], halves));
+    const uint32_t middle = ptx::cvt_rn_f16x2_f32(__fmul_rn(x[i + 4], ones), __fmul_rn(x[i], ones));
+    const uint32_t high = ptx::cvt_rn_f16x2_f32(__fmul_rn(x[i + 4], twos), __fmul_rn(x[i], twos));
+    const uint32_t below_4 = ptx::min_u16x2(ptx::add_u16x2(middle, 0x00020002u), low);
+    codes[i] = ptx::min_u16x2(ptx::add_u16x2(high, 0x00040004u), below_4);
+  }
+  // Bytes of a half: the code, and 0x80 for a negative one.
+  const uint32_t even = ptx::prmt(codes[0], codes[2], 0x6240), even_sign = ptx::prmt(codes[0], codes[2], 0x7351);
+  const uint32_t odd = ptx::prmt(codes[1], codes[3], 0x6240), odd_sign = ptx::prmt(codes[1], codes[3], 0x7351);
+  return even + (even_sign >> 4) + (odd << 4) + odd_sign;
+#endif
+}
+
+// Whether encode_e2m1x8 may be given a factor, and numbers up to `amax`; false for NaN.
+__device__ __forceinline__ bool fits_e2m1x8(float amax, float inv) {
+#if HAS_NARROW_CVT
+  return __float_as_uint(amax) < EXPONENT;
+#else
+  return __fmul_rn(amax, inv) < 7.0f && inv >= 0x1p-64f && inv <= 0x1p64f;
 #endif
 }
 
@@ -124,11 +161,16 @@ __device__ __forceinline__ float decode_e2m1(uint32_t code) {
 
 // ---- the user's elements ---------------------------------------------------------------------------------------
 
+// `larger`: of the elements in two words, two by two, the larger magnitude, under a sign that means nothing; NaN where
+// one is NaN.
 struct BF16 {
   static constexpr int BYTES = 2;
   static constexpr uint32_t INFINITE = 0x7F80;  // magnitudes from here on are not finite
   __device__ static __forceinline__ float widen(uint32_t bits) { return __uint_as_float(bits << 16); }
   __device__ static __forceinline__ uint32_t narrow(float x) { return ptx::cvt_rn_bf16_f32(x); }
+  __device__ static __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+    return ptx::max_nan_xorsign_abs_bf16x2(a, b);
+  }
 };
 
 struct FP16 {
@@ -136,6 +178,9 @@ struct FP16 {
   static constexpr uint32_t INFINITE = 0x7C00;
   __device__ static __forceinline__ float widen(uint32_t bits) { return ptx::cvt_f32_f16(bits); }
   __device__ static __forceinline__ uint32_t narrow(float x) { return ptx::cvt_rn_f16_f32(x); }
+  __device__ static __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+    return ptx::max_nan_xorsign_abs_f16x2(a, b);
+  }
 };
 
 struct FP32 {
@@ -143,6 +188,9 @@ struct FP32 {
   static constexpr uint32_t INFINITE = EXPONENT;
   __device__ static __forceinline__ float widen(uint32_t bits) { return __uint_as_float(bits); }
   __device__ static __forceinline__ uint32_t narrow(float x) { return __float_as_uint(x); }
+  __device__ static __forceinline__ uint32_t larger(uint32_t a, uint32_t b) {
+    return __float_as_uint(ptx::max_nan_xorsign_abs_f32(__uint_as_float(a), __uint_as_float(b)));
+  }
 };
 
 #if defined(ELEMENT_IS_BF16)

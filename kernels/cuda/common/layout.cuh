@@ -20,7 +20,14 @@ struct Tile {
 static_assert(sizeof(Tile) == 16, "a tile is one 16-byte load");
 
 // Index of each entry of the status array that build_schedule writes.
-enum Status { ERROR = 0, NUM_TILES = 1, NUM_FORWARD = 2, NUM_BACKWARD = 3, NUM_USED = 4 /* cu_seqlens[-1] */ };
+enum Status {
+  ERROR = 0,
+  NUM_TILES = 1,
+  NUM_FORWARD = 2,
+  NUM_BACKWARD = 3,
+  NUM_USED = 4,  // cu_seqlens[-1]
+  LEGAL = 5,     // 1 without an error, else 0
+};
 
 // Offset in a payload tile with ROW_BYTES per row: Note [Payload tile].
 template <int ROW_BYTES>

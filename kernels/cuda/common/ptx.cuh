@@ -87,12 +87,29 @@ __device__ __forceinline__ void cp_async_wait_group() {
 
 // ---- integers and lanes ----------------------------------------------------------------------------------------
 
-// The larger of each half.
-__device__ __forceinline__ uint32_t max_u16x2(uint32_t a, uint32_t b) {
+// The smaller of each half.
+__device__ __forceinline__ uint32_t min_u16x2(uint32_t a, uint32_t b) {
   uint32_t d;
-  asm("max.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  asm("min.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
   return d;
 }
+
+// The sum of each half, modulo 2^16.
+__device__ __forceinline__ uint32_t add_u16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("add.u16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// Four of the eight bytes of b:a, the first of them the lowest of a: byte i is the one that nibble i of `which` names.
+__device__ __forceinline__ uint32_t prmt(uint32_t a, uint32_t b, uint32_t which) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(d) : "r"(a), "r"(b), "r"(which));
+  return d;
+}
+
+// What the lanes of the warp wrote to memory before is seen by all of them after.
+__device__ __forceinline__ void bar_warp_sync() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
 __device__ __forceinline__ uint32_t shfl_bfly(uint32_t a, uint32_t lanes) {
   uint32_t d;
@@ -149,6 +166,26 @@ __device__ __forceinline__ float rcp_rn_f32(float x) {
   return d;
 }
 
+// The larger magnitude under the product of the signs; 0x7FFFFFFF if one is NaN.
+__device__ __forceinline__ float max_nan_xorsign_abs_f32(float a, float b) {
+  float d;
+  asm("max.NaN.xorsign.abs.f32 %0, %1, %2;" : "=f"(d) : "f"(a), "f"(b));
+  return d;
+}
+
+// The same of each half; 0x7FFF if one is NaN.
+__device__ __forceinline__ uint32_t max_nan_xorsign_abs_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+__device__ __forceinline__ uint32_t max_nan_xorsign_abs_f16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 // ---- cvt -------------------------------------------------------------------------------------------------------
 
 // Two E4M3 codes: `low` in bits 0..7, `high` in bits 8..15. Saturates; NaN gives 0x7F.
@@ -174,6 +211,13 @@ __device__ __forceinline__ float cvt_f32_f16(uint32_t half) {
 __device__ __forceinline__ uint32_t cvt_rn_f16_f32(float x) {
   uint16_t d;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(d) : "f"(x));
+  return d;
+}
+
+// Two binary16 numbers: `low` in bits 0..15, `high` in bits 16..31.
+__device__ __forceinline__ uint32_t cvt_rn_f16x2_f32(float high, float low) {
+  uint32_t d;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
   return d;
 }
 

@@ -22,6 +22,12 @@
 // that about 100 KB per multiprocessor are always in flight, which is what the memory's latency times its bandwidth
 // asks for. A thread reads back only what it fetched itself: it waits for its own copies, and no barrier is needed.
 // Rows that do not start at a multiple of 16 bytes are fetched element by element through registers.
+//
+// Note [Places in a stage]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// The pieces of a warp's tokens lie in their natural order, token by token, but for their place within each GROUP (32
+// channels): piece j lies at place j ^ (j / 8 % GROUP). So they can be read in two ways without a bank conflict: by the
+// lanes that fetched them, 32 pieces in a row, and group by group, each lane the same piece of its own group.
 #pragma once
 
 #include "common/formats.cuh"
@@ -58,6 +64,8 @@ struct Rows {
   // Note [Staging]: two stages where they fit twice or more often into a multiprocessor's shared memory.
   static constexpr int STAGES = TOKEN_BYTES <= 512 ? 2 : 1;
   static constexpr int STAGE_PIECES = THREADS * STEPS * PER_LANE;  // of one tensor
+  static constexpr int GROUP = 32 / VALUES;                        // pieces of 32 channels
+  static constexpr int ROW_PIECES = LANES * PER_LANE;              // places of a token
 
   __device__ static __forceinline__ int warp() { return threadIdx.x / 32; }
   // The lane's place among the lanes of its token.
@@ -70,6 +78,15 @@ struct Rows {
   __device__ static __forceinline__ int channel(int piece) { return (lane() + piece * LANES) * VALUES; }
   __device__ static __forceinline__ bool has_piece(int piece) {
     return CHUNKS % LANES == 0 || lane() + piece * LANES < CHUNKS;
+  }
+
+  // Note [Places in a stage]: that of piece i = step * PER_LANE + p of this thread; a row of 32 pieces per warp and i.
+  __device__ static __forceinline__ int place(int i) {
+    return THREADS * i + (threadIdx.x ^ (threadIdx.x % 32 / 8 + 4 * i) % GROUP);
+  }
+  // The place of the first piece j of a group, of the tokens of this warp; piece j + k of the group lies at it ^ k.
+  __device__ static __forceinline__ int group_place(int j) {
+    return THREADS * (j / 32) + 32 * warp() + (j % 32 ^ j / 8 % GROUP);
   }
 
   // The largest of the values that the warps of token block b found.
@@ -85,15 +102,14 @@ struct Rows {
     const int64_t stride = x.token_stride * Element::BYTES;
     const uint8_t* const first = static_cast<const uint8_t*>(x.data) + head * x.head_stride * Element::BYTES;
     const uint8_t* from = first + (int64_t(tile.start) + row(0)) * stride + channel(0) * Element::BYTES;
-    uint4* const to = stage + threadIdx.x;
     if ((reinterpret_cast<uint64_t>(first) | stride) % 16 == 0) {
-      const uint32_t shared = uint32_t(__cvta_generic_to_shared(to));
+      const uint32_t shared = uint32_t(__cvta_generic_to_shared(stage));
 #pragma unroll
       for (int step = 0; step < STEPS; ++step, from += AT_ONCE * stride) {
 #pragma unroll
         for (int p = 0; p < PER_LANE; ++p) {
           const bool used = row(step) < tile.rows && has_piece(p);
-          ptx::cp_async_cg_16(shared + 16 * THREADS * (step * PER_LANE + p), used ? from + p * LANES * 16 : first,
+          ptx::cp_async_cg_16(shared + 16 * place(step * PER_LANE + p), used ? from + p * LANES * 16 : first,
                               used ? 16 : 0);
         }
       }
@@ -103,7 +119,7 @@ struct Rows {
 #pragma unroll
         for (int p = 0; p < PER_LANE; ++p) {
           const bool used = row(step) < tile.rows && has_piece(p);
-          to[THREADS * (step * PER_LANE + p)] = used ? load_elements(from + p * LANES * 16) : make_uint4(0, 0, 0, 0);
+          stage[place(step * PER_LANE + p)] = used ? load_elements(from + p * LANES * 16) : make_uint4(0, 0, 0, 0);
         }
       }
     }
@@ -142,31 +158,25 @@ struct Rows {
   // The pieces of one step, once they have arrived.
   __device__ static __forceinline__ void read(uint4 (&piece)[PER_LANE], const uint4* stage, int step) {
 #pragma unroll
-    for (int p = 0; p < PER_LANE; ++p) piece[p] = stage[(step * PER_LANE + p) * THREADS + threadIdx.x];
+    for (int p = 0; p < PER_LANE; ++p) piece[p] = stage[place(step * PER_LANE + p)];
   }
 
-  // Largest magnitude of a piece's elements as an integer, which orders finite < Inf < NaN. Two-byte elements stay
-  // two to a word.
+  // Largest element of a piece as `Element::larger` has it: two-byte elements stay two to a word.
   __device__ static __forceinline__ uint32_t packed_amax(const uint4& x) {
-    if (Element::BYTES == 4) {
-      return max(max(x.x & formats::MAGNITUDE, x.y & formats::MAGNITUDE),
-                 max(x.z & formats::MAGNITUDE, x.w & formats::MAGNITUDE));
-    }
-    constexpr uint32_t MASK = 0x7FFF7FFFu;
-    return ptx::max_u16x2(ptx::max_u16x2(x.x & MASK, x.y & MASK), ptx::max_u16x2(x.z & MASK, x.w & MASK));
+    return Element::larger(Element::larger(x.x, x.y), Element::larger(x.z, x.w));
   }
 
   // The same of all pieces that a lane has of a token.
   __device__ static __forceinline__ uint32_t piece_amax(const uint4 (&piece)[PER_LANE]) {
-    uint32_t packed = 0;
+    uint32_t packed = packed_amax(piece[0]);
 #pragma unroll
-    for (int p = 0; p < PER_LANE; ++p) packed = packed_max(packed, packed_amax(piece[p]));
+    for (int p = 1; p < PER_LANE; ++p) packed = Element::larger(packed, packed_amax(piece[p]));
     return packed;
   }
 
-  // The larger of two packed magnitudes, element by element.
-  __device__ static __forceinline__ uint32_t packed_max(uint32_t a, uint32_t b) {
-    return Element::BYTES == 4 ? max(a, b) : ptx::max_u16x2(a, b);
+  // The magnitude, as an integer, which orders finite < Inf < NaN.
+  __device__ static __forceinline__ uint32_t unpack_amax(uint32_t packed) {
+    return Element::BYTES == 4 ? packed & formats::MAGNITUDE : max(packed & 0x7FFFu, packed >> 16 & 0x7FFFu);
   }
 
   // Note [Owners]: the values of the lane's own token, combined over its lanes.
@@ -201,8 +211,7 @@ struct Rows {
 
   // The largest magnitude of the owned token, from the packed magnitudes of each step.
   __device__ static __forceinline__ uint32_t owned_amax(uint32_t (&packed)[STEPS]) {
-    const uint32_t largest = reduce(packed, [](uint32_t a, uint32_t b) { return packed_max(a, b); });
-    return Element::BYTES == 4 ? largest : max(largest & 0xFFFF, largest >> 16);
+    return unpack_amax(reduce(packed, [](uint32_t a, uint32_t b) { return Element::larger(a, b); }));
   }
 
   // The i-th element of a piece as float32.
@@ -223,7 +232,8 @@ __device__ __forceinline__ void widen_piece(float (&x)[R::VALUES], const uint4& 
 // E4M3 codes of a piece's elements times `factor`, VALUES / 4 words; zeros if the factor is 0, which marks a lost
 // token, whose elements may be NaN.
 template <class R>
-__device__ __forceinline__ void encode_piece(uint32_t (&codes)[R::VALUES / 4], const float (&x)[R::VALUES], float factor) {
+__device__ __forceinline__ void encode_piece(uint32_t (&codes)[R::VALUES / 4], const float (&x)[R::VALUES],
+                                             float factor) {
 #pragma unroll
   for (int i = 0; i < R::VALUES / 4; ++i) {
     const uint32_t word = formats::encode_e4m3x4(__fmul_rn(x[4 * i], factor), __fmul_rn(x[4 * i + 1], factor),
@@ -234,7 +244,8 @@ __device__ __forceinline__ void encode_piece(uint32_t (&codes)[R::VALUES / 4], c
 
 // Store a piece's codes to its place in a payload tile.
 template <class R>
-__device__ __forceinline__ void store_codes(uint8_t* tile, int row, int channel, const uint32_t (&codes)[R::VALUES / 4]) {
+__device__ __forceinline__ void store_codes(uint8_t* tile, int row, int channel,
+                                            const uint32_t (&codes)[R::VALUES / 4]) {
   uint8_t* const to = tile + layout::payload_offset<R::D>(row, channel);
   if constexpr (R::VALUES == 8) {
     ptx::st_global_v2(to, codes[0], codes[1]);
@@ -245,37 +256,81 @@ __device__ __forceinline__ void store_codes(uint8_t* tile, int row, int channel,
 
 // ---- tile after tile -------------------------------------------------------------------------------------------
 
-// Units blockIdx.x, blockIdx.x + gridDim.x, ... below `units`, each fetched while the one before is worked on: Note
-// [Staging]. `find` gives a unit's tile, `fetch` starts its copies into a stage, `work` is called when this thread's
-// have arrived; the last two get the parity of the call, which tells apart what two units in a row use.
-template <class R, int PIECES = R::STAGE_PIECES, class Find, class Fetch, class Work>
-__device__ __forceinline__ void for_each_tile(uint32_t units, uint4* stages, Find find, Fetch fetch, Work work) {
-  uint32_t unit = blockIdx.x, next = unit + gridDim.x;
-  if (unit >= units) return;
-  layout::Tile tile = find(unit), next_tile = tile;
-  if (next < units) next_tile = find(next);
+// What a CTA works on: one tile of one head.
+struct Unit {
+  uint32_t tile;  // index in the tile table
+  uint32_t head;
+};
+
+// Note [Order of units]
+// ~~~~~~~~~~~~~~~~~~~~~
+// Unit number n is of tile n / heads, so that the CTAs at work together read the same rows of the packed tensors. Its
+// head is (n % heads + tile) % heads: each tile begins with another head, so that a CTA meets all of them, however the
+// size of the grid and the number of heads agree, and the expensive ones are spread over the CTAs. Numbers of a CTA
+// are gridDim.x apart, and nothing is divided after the first.
+class Units {
+ public:
+  __device__ __forceinline__ Units(uint32_t tiles, uint32_t heads)
+      : count_(tiles * heads), heads_(heads), number_(blockIdx.x), rest_(blockIdx.x % heads) {
+    unit_.tile = blockIdx.x / heads;
+    unit_.head = (rest_ + unit_.tile) % heads;
+  }
+  __device__ __forceinline__ bool exists() const { return number_ < count_; }
+  __device__ __forceinline__ Unit get() const { return unit_; }
+  __device__ __forceinline__ void advance() {
+    const uint32_t tiles = gridDim.x / heads_, rest = gridDim.x % heads_;
+    number_ += gridDim.x;
+    rest_ += rest;
+    const uint32_t carry = rest_ >= heads_;
+    rest_ -= carry ? heads_ : 0;
+    unit_.tile += tiles + carry;
+    unit_.head += (tiles + rest) % heads_ + carry;
+    unit_.head -= unit_.head >= heads_ ? heads_ : 0;
+  }
+
+ private:
+  uint32_t count_, heads_, number_, rest_ /* number % heads */;
+  Unit unit_;
+};
+
+// All units of this CTA, each fetched while the one before is worked on: Note [Staging]. `fetch` starts a unit's copies
+// into a stage, `work` is called when this thread's have arrived; both get the parity of the call, which tells apart
+// what two units in a row use.
+template <class R, int PIECES = R::STAGE_PIECES, class Fetch, class Work>
+__device__ __forceinline__ void for_each_unit(Units units, const layout::Tile* tiles, uint4* stages, Fetch fetch,
+                                              Work work) {
+  if (!units.exists()) return;
+  Unit unit = units.get(), next = unit;
+  layout::Tile tile = tiles[unit.tile], next_tile = tile;
+  units.advance();
+  bool more = units.exists();
+  if (more) next = units.get(), next_tile = tiles[next.tile];
   fetch(unit, tile, stages, 0);
   ptx::cp_async_commit_group();
 #pragma unroll 1
-  for (int parity = 0; unit < units; parity ^= 1) {
+  for (int parity = 0;; parity ^= 1) {
     uint4* const stage = stages + (R::STAGES == 2 ? parity * PIECES : 0);
     if (R::STAGES == 2) {
-      if (next < units) fetch(next, next_tile, stages + (parity ^ 1) * PIECES, parity ^ 1);
+      if (more) fetch(next, next_tile, stages + (parity ^ 1) * PIECES, parity ^ 1);
       ptx::cp_async_commit_group();
       ptx::cp_async_wait_group<1>();
     } else {
       ptx::cp_async_wait_group<0>();
     }
-    const uint32_t after = next + gridDim.x;
+    units.advance();
+    Unit after = next;
     layout::Tile after_tile = next_tile;
-    if (after < units) after_tile = find(after);  // on its way while this tile is worked on
+    const bool even_more = units.exists();
+    if (even_more) after = units.get(), after_tile = tiles[after.tile];  // on its way while this tile is worked on
     work(unit, tile, stage, parity);
+    if (!more) return;
     if (R::STAGES == 1) {
-      if (next < units) fetch(next, next_tile, stages, parity ^ 1);
+      fetch(next, next_tile, stages, parity ^ 1);
       ptx::cp_async_commit_group();
     }
-    unit = next, next = after;
-    tile = next_tile, next_tile = after_tile;
+    unit = next, tile = next_tile;
+    next = after, next_tile = after_tile;
+    more = even_more;
   }
 }
 

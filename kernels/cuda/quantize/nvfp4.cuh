@@ -1,125 +1,209 @@
 // NVFP4: the CUDA form of flamia.reference.nvfp4, whose notes define every step and its order.
+//
+// Note [Lanes of a token in NVFP4]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// A lane has 32 adjacent channels of one token: two blocks, whose scales need no other lane, 16 bytes of codes, one
+// store, and five of the rotation's seven strides (D = 128). A warp takes its own tokens, from the places where its
+// lanes have fetched them (Note [Places in a stage]).
 #pragma once
 
 #include "common/tokens.cuh"
 
 namespace nvfp4 {
 
-constexpr int BLOCK = 16;  // channels per scale
+constexpr int BLOCK = 16;     // channels per scale
+constexpr int CHANNELS = 32;  // of a lane
 
 // A scale tile holds 64 channels, and so do the tiles of the payload.
 template <int D>
 constexpr bool AVAILABLE = D % 64 == 0;
 
+template <class R>
+struct Lanes {
+  static constexpr int LANES = warp_power_of_two(R::D / CHANNELS);  // of a token
+  static constexpr int AT_ONCE = 32 / LANES;
+  static constexpr int STEPS = R::TOKENS / AT_ONCE;
+  static_assert(R::TOKENS % AT_ONCE == 0, "a warp's tokens are read in whole steps");
+
+  __device__ static __forceinline__ int lane() { return threadIdx.x % LANES; }
+  __device__ static __forceinline__ bool has_channels() { return CHANNELS * LANES == R::D || lane() < R::D / CHANNELS; }
+  // Among the warp's tokens.
+  __device__ static __forceinline__ int token(int step) { return step * AT_ONCE + threadIdx.x % 32 / LANES; }
+
+  // Place of the first piece that this lane reads in step 0; those of a step lie PLACES after those of the one before.
+  __device__ static __forceinline__ int first_place() {
+    return R::group_place(token(0) * R::ROW_PIECES + lane() * R::GROUP);
+  }
+  static constexpr int PLACES = AT_ONCE * R::ROW_PIECES / 32 * R::THREADS;
+  static_assert(AT_ONCE * R::ROW_PIECES % 64 == 0, "a step is whole rows of 32 pieces, exchanged alike");
+
+  // Of a ballot, the bits of the lanes of this lane's token.
+  __device__ static __forceinline__ uint32_t of_token(uint32_t ballot) {
+    return ballot & (0xFFFFFFFFu >> (32 - LANES)) << (threadIdx.x % 32 / LANES * LANES);
+  }
+};
+
 // ---- Note [Hadamard rotation] ----------------------------------------------------------------------------------
 
-// Bit i of word w is set where the sign of channel 32 w + i is -1: where 32 w + i + 1 is no square modulo 257.
-__constant__ const uint32_t NEGATIVE[8] = {0x0C8C2A74, 0x40F4D5F1, 0xB676BE53, 0x7044BF71,
-                                           0x8EFD220E, 0xCA7D6E6D, 0x8FAB2F02, 0x2E543130};
+// Signs of 32 channels to a word, 1 for -1: bit 15 - j is that of channel 2 j, bit 31 - j that of channel 2 j + 1, so
+// that a shift by j brings both to the sign bits of two halves. Channel c of a word w is negative where 32 w + c + 1
+// is no square modulo 257.
+__constant__ const uint32_t NEGATIVE[8] = {0x2E547044, 0x3130BF71, 0x8FABB676, 0x2F02BE53,
+                                           0xCA7D40F4, 0x6E6DD5F1, 0x8EFD0C8C, 0x220E2A74};
 
 template <class R>
-__device__ __forceinline__ void rotate_channels(float (&x)[R::PER_LANE][R::VALUES]) {
-  constexpr int ORDER = R::D & -R::D;
+__device__ __forceinline__ void flip_signs(uint4 (&piece)[R::GROUP]) {
+  const uint32_t negative = NEGATIVE[Lanes<R>::lane()];
 #pragma unroll
-  for (int p = 0; p < R::PER_LANE; ++p) {
-    const int channel = R::channel(p) % 256;
-    const uint32_t negative = NEGATIVE[channel / 32] >> channel % 32;
+  for (int k = 0; k < R::GROUP; ++k) {
+    uint32_t* const words[4] = {&piece[k].x, &piece[k].y, &piece[k].z, &piece[k].w};
 #pragma unroll
-    for (int i = 0; i < R::VALUES; ++i) x[p][i] = __uint_as_float(__float_as_uint(x[p][i]) ^ (negative >> i & 1) << 31);
-  }
-#pragma unroll
-  for (int stride = 1; stride < ORDER; stride *= 2) {
-    if (stride < R::VALUES) {  // within a piece
-#pragma unroll
-      for (int p = 0; p < R::PER_LANE; ++p) {
-#pragma unroll
-        for (int i = 0; i < R::VALUES; ++i) {
-          if (i & stride) continue;
-          const float a = x[p][i], b = x[p][i | stride];
-          x[p][i] = __fadd_rn(a, b);
-          x[p][i | stride] = __fsub_rn(a, b);
-        }
-      }
-    } else if (stride < R::VALUES * R::LANES) {  // between lanes
-      const int lanes = stride / R::VALUES;
-      const float sign = R::lane() & lanes ? -1.0f : 1.0f;  // the FMA's product is exact: own + other, or other - own
-#pragma unroll
-      for (int p = 0; p < R::PER_LANE; ++p) {
-#pragma unroll
-        for (int i = 0; i < R::VALUES; ++i) {
-          const float other = __uint_as_float(ptx::shfl_bfly(__float_as_uint(x[p][i]), lanes));
-          x[p][i] = __fmaf_rn(x[p][i], sign, other);
-        }
-      }
-    } else {  // between the pieces of a lane
-      const int pieces = stride / (R::VALUES * R::LANES);
-#pragma unroll
-      for (int p = 0; p < R::PER_LANE; ++p) {
-        if (p & pieces) continue;
-#pragma unroll
-        for (int i = 0; i < R::VALUES; ++i) {
-          const float a = x[p][i], b = x[(p | pieces) % R::PER_LANE][i];
-          x[p][i] = __fadd_rn(a, b);
-          x[(p | pieces) % R::PER_LANE][i] = __fsub_rn(a, b);
-        }
+    for (int i = 0; i < 4; ++i) {
+      const int j = 4 * k + i;
+      if (R::Element::BYTES == 2) {
+        *words[i] ^= negative << j & 0x80008000u;
+      } else {
+        *words[i] ^= negative << (j % 2 == 0 ? 16 + j / 2 : j / 2) & formats::SIGN;
       }
     }
   }
-  const float norm = __fdiv_rn(1.0f, __fsqrt_rn(float(ORDER)));
+}
+
+// fl(1 / sqrt(n)), the last factor of the rotation. Where it is a power of two it can wait until the elements meet the
+// factor of their block: products are then the same unless they are subnormal.
+template <class R>
+struct Norm {
+  static constexpr int ORDER = R::D & -R::D;
+  static_assert(ORDER == 64 || ORDER == 128 || ORDER == 256, "fl(1 / sqrt(ORDER)) is known");
+  static constexpr bool CAN_WAIT = ORDER != 128;
+  __device__ static __forceinline__ float get() {
+    return ORDER == 64 ? 0.125f : ORDER == 128 ? __uint_as_float(0x3DB504F3u) : 0.0625f;
+  }
+};
+
+// But for the factor Norm.
+template <class R>
+__device__ __forceinline__ void rotate_channels(float (&x)[CHANNELS]) {
+  constexpr int ORDER = Norm<R>::ORDER;
+  static_assert(ORDER >= CHANNELS, "a diagonal block of H spans whole lanes");
 #pragma unroll
-  for (int p = 0; p < R::PER_LANE; ++p) {
+  for (int stride = 1; stride < CHANNELS; stride *= 2) {
 #pragma unroll
-    for (int i = 0; i < R::VALUES; ++i) x[p][i] = __fmul_rn(x[p][i], norm);
+    for (int i = 0; i < CHANNELS; ++i) {
+      if (i & stride) continue;
+      const float a = x[i], b = x[i | stride];
+      x[i] = __fadd_rn(a, b);
+      x[i | stride] = __fsub_rn(a, b);
+    }
+  }
+#pragma unroll
+  for (int lanes = 1; lanes < ORDER / CHANNELS; lanes *= 2) {
+    const float sign = Lanes<R>::lane() & lanes ? -1.0f : 1.0f;  // the product is exact: other + own, or other - own
+#pragma unroll
+    for (int i = 0; i < CHANNELS; ++i) {
+      const float other = __uint_as_float(ptx::shfl_bfly(__float_as_uint(x[i]), lanes));
+      x[i] = __fmaf_rn(x[i], sign, other);
+    }
   }
 }
 
 // ---- Note [NVFP4] ----------------------------------------------------------------------------------------------
 
-// The tokens of one step: codes to `payload`, scale bytes to `scales[row]`. `used`: the row is a token of the tile.
+// Largest magnitude of block b; NaN if one is NaN.
+template <class R>
+__device__ __forceinline__ float block_amax(const float (&x)[CHANNELS], int b) {
+  float amax = x[b * BLOCK];
+#pragma unroll
+  for (int i = 1; i < BLOCK; ++i) amax = ptx::max_nan_xorsign_abs_f32(amax, x[b * BLOCK + i]);
+  return fabsf(amax);
+}
+
+// The same of the elements as given.
+template <class R>
+__device__ __forceinline__ float block_amax(const uint4 (&piece)[R::GROUP], int b) {
+  constexpr int PIECES = R::GROUP / 2;
+  uint32_t packed = R::packed_amax(piece[b * PIECES]);
+#pragma unroll
+  for (int k = 1; k < PIECES; ++k) packed = R::Element::larger(packed, R::packed_amax(piece[b * PIECES + k]));
+  return R::Element::widen(R::unpack_amax(packed));
+}
+
+// The tokens of one step, whose pieces lie from `first` on: codes to `payload`, scale bytes to `scales[row]`. `rows`: of
+// the tile; zeros past them.
 template <class R, int WORDS>
-__device__ __forceinline__ void quantize_step(const uint4 (&piece)[R::PER_LANE], int step, bool used, bool hadamard,
+__device__ __forceinline__ void quantize_step(const uint4* stage, int first, int step, int rows, bool hadamard,
                                               float2 head_scale, uint8_t* payload, uint32_t (*scales)[WORDS]) {
   constexpr float FLT_MAX = 3.40282346638528859812e38f;
-  float x[R::PER_LANE][R::VALUES];
+  constexpr int BLOCKS = CHANNELS / BLOCK;
+  uint4 piece[R::GROUP];
 #pragma unroll
-  for (int p = 0; p < R::PER_LANE; ++p) widen_piece<R>(x[p], piece[p]);
-  if (hadamard) rotate_channels<R>(x);
-
-  uint32_t amax[R::PER_LANE], largest = 0;  // magnitudes as integers: finite < Inf < NaN
+  for (int k = 0; k < R::GROUP; ++k) piece[k] = stage[first ^ k];
+  if (hadamard) flip_signs<R>(piece);
+  float x[CHANNELS], amax[BLOCKS];
 #pragma unroll
-  for (int p = 0; p < R::PER_LANE; ++p) {
-    amax[p] = 0;
+  for (int i = 0; i < CHANNELS; ++i) x[i] = R::widen(piece[i / R::VALUES], i % R::VALUES);
+  float later = 1.0f;  // a factor of the elements that is still to come
+  if (hadamard) {
+    rotate_channels<R>(x);
+    if (Norm<R>::CAN_WAIT) {
+      later = Norm<R>::get();
+    } else {
 #pragma unroll
-    for (int i = 0; i < R::VALUES; ++i) amax[p] = max(amax[p], __float_as_uint(x[p][i]) & formats::MAGNITUDE);
+      for (int i = 0; i < CHANNELS; ++i) x[i] = __fmul_rn(x[i], Norm<R>::get());
+    }
 #pragma unroll
-    for (int lanes = 1; lanes < BLOCK / R::VALUES; lanes *= 2) amax[p] = max(amax[p], ptx::shfl_bfly(amax[p], lanes));
-    largest = max(largest, amax[p]);
+    for (int b = 0; b < BLOCKS; ++b) amax[b] = __fmul_rn(block_amax<R>(x, b), later);
+  } else {
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) amax[b] = block_amax<R>(piece, b);
   }
-  const bool lost = R::of_token(ptx::vote_ballot(largest >= formats::EXPONENT)) != 0;
 
   const float m = __fmul_rn(head_scale.x, __uint_as_float(0x3E2AAAABu) /* fl(1/6) */);
-  const int row = R::row(step);
+  uint32_t scale[BLOCKS];
+  float inv[BLOCKS], factor[BLOCKS];
+  bool fits = true, finite = true;
 #pragma unroll
-  for (int p = 0; p < R::PER_LANE; ++p) {
-    const uint32_t scale = formats::encode_ue4m3(fminf(__fmul_rn(__uint_as_float(amax[p]), m), FLT_MAX));
-    const float inv = fminf(ptx::rcp_rn_f32(__fmul_rn(formats::decode_e4m3(scale), head_scale.y)), FLT_MAX);
-    uint32_t codes = 0;
+  for (int b = 0; b < BLOCKS; ++b) {
+    scale[b] = formats::encode_ue4m3(fminf(__fmul_rn(amax[b], m), FLT_MAX));
+    inv[b] = fminf(ptx::rcp_rn_f32(__fmul_rn(formats::decode_e4m3(scale[b]), head_scale.y)), FLT_MAX);
+    const bool zero = amax[b] == 0.0f;  // zeros keep their signs under any factor
+    factor[b] = zero ? 1.0f : __fmul_rn(inv[b], later);
+    fits &= zero || (amax[b] >= 0x1p-64f && formats::fits_e2m1x8(amax[b], inv[b]));
+    finite &= __float_as_uint(amax[b]) < formats::EXPONENT;
+  }
+  bool lost = false;
+  if (ptx::vote_ballot(!fits)) {  // rare: a token that is not finite, or a scale that saturates or underflows
+    lost = Lanes<R>::of_token(ptx::vote_ballot(!finite)) != 0;
 #pragma unroll
-    for (int i = 0; i < R::VALUES; i += 2) {
-      codes |= formats::encode_e2m1x2(__fmul_rn(x[p][i], inv), __fmul_rn(x[p][i + 1], inv)) << 4 * i;
+    for (int i = 0; i < CHANNELS; ++i) {
+      x[i] = fminf(fmaxf(__fmul_rn(__fmul_rn(x[i], later), inv[i / BLOCK]), -6.0f), 6.0f);
     }
-    if (lost || !used) codes = 0;
-    if (!R::has_piece(p)) continue;
-    uint8_t* const to = payload + layout::payload_offset<R::D / 2>(row, R::channel(p) / 2);
-    if constexpr (R::VALUES == 8) {
-      ptx::st_global_b32(to, codes);
-    } else {
-      ptx::st_global_u16(to, codes);
-    }
-    if (R::channel(p) % BLOCK == 0) {
-      const int block = R::channel(p) / BLOCK;
-      reinterpret_cast<uint8_t*>(scales[row])[block] = !used ? 0 : lost ? formats::UE4M3_NAN : scale;
-    }
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) factor[b] = 1.0f;
+  }
+
+  uint32_t codes[CHANNELS / 8];
+#pragma unroll
+  for (int i = 0; i < CHANNELS / 8; ++i) codes[i] = formats::encode_e2m1x8(x + 8 * i, factor[8 * i / BLOCK]);
+  const int row = R::warp() * R::TOKENS + Lanes<R>::token(step);
+  const bool used = row < rows;
+  if (lost || !used) codes[0] = codes[1] = codes[2] = codes[3] = 0;
+  if (!Lanes<R>::has_channels()) return;
+  ptx::st_global_v4(payload + layout::payload_offset<R::D / 2>(row, Lanes<R>::lane() * (CHANNELS / 2)),
+                    make_uint4(codes[0], codes[1], codes[2], codes[3]));
+  const uint32_t bytes = lost ? formats::UE4M3_NAN * 0x101u : scale[0] | scale[1] << 8;
+  reinterpret_cast<uint16_t*>(scales[row])[Lanes<R>::lane()] = used ? bytes : 0;
+}
+
+// The tokens of this warp, once its lanes have fetched them.
+template <class R, int WORDS>
+__device__ __forceinline__ void quantize_warp(const uint4* stage, int rows, bool hadamard, float2 head_scale,
+                                              uint8_t* payload, uint32_t (*scales)[WORDS]) {
+  ptx::bar_warp_sync();
+  int first = Lanes<R>::first_place();
+#pragma unroll 1
+  for (int step = 0; step < Lanes<R>::STEPS; ++step, first += Lanes<R>::PLACES) {
+    quantize_step<R>(stage, first, step, rows, hadamard, head_scale, payload, scales);
   }
 }
 

@@ -6,7 +6,6 @@
 //   payload, scales, exponents               token blocks of 1: Q, K; V1 without the last
 //   block_payload, block_scales, ..          token blocks of 32: V32
 //   nvfp4_payload, nvfp4_scales, ..          NVFP4, after a Hadamard rotation if the job says so
-// Heads run fastest over CTAs, so that those at work together read the same rows of the packed tensors.
 #include "common/padding.cuh"
 #include "common/tokens.cuh"
 #include "quantize/nvfp4.cuh"
@@ -42,9 +41,11 @@ constexpr int D = R::D;
 constexpr int PAYLOAD_BYTES = layout::TILE * D;
 constexpr int SCALE_BYTES = (D + 127) / 128 * layout::SCALE_TILE_BYTES;
 
-// CTAs per multiprocessor, by their shared memory; this bounds the registers.
+// CTAs per multiprocessor, by their shared memory; this bounds the registers. NVFP4 needs more of them.
 constexpr int CTAS = R::TOKEN_BYTES <= 128 ? 4 : R::TOKEN_BYTES <= 256 ? 3 : 1;
+constexpr int NVFP4_CTAS = CTAS < 3 ? CTAS : 3;
 extern "C" __constant__ const int quantize_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
+extern "C" __constant__ const int quantize_nvfp4_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 
 // The exponent of a token whose payload is all zero: Note [Folded exponents] of flamia.reference.operands.
 constexpr float ZERO_TOKEN_EXPONENT = -8.0f;
@@ -70,23 +71,8 @@ __device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R:
   }
 }
 
-// A template, so that nothing of it is compiled where D has no NVFP4 tiles.
-template <bool AVAILABLE>
-__device__ __forceinline__ void quantize_nvfp4(const Job& job, int head, const layout::Tile& tile, int64_t slot,
-                                               const uint4* stage, Shared& shared) {
-  if constexpr (AVAILABLE) {
-    const float2 head_scale = job.nvfp4_head_scales[head];
-#pragma unroll 1
-    for (int step = 0; step < R::STEPS; ++step) {
-      uint4 piece[R::PER_LANE];
-      R::read(piece, stage, step);
-      nvfp4::quantize_step<R>(piece, step, R::row(step) < tile.rows, job.hadamard, head_scale,
-                              job.nvfp4_payload + slot * (PAYLOAD_BYTES / 2), shared.nvfp4);
-    }
-  }
-}
-
-// One tile. `shared` is in use by no other thread, and is so again after the barrier in the call after the next one.
+// One tile; jobs with NVFP4 are for NVFP4 = true. `shared` is in use by no other thread, and is so again after the barrier in the call after the next one.
+template <bool NVFP4>
 __device__ __forceinline__ void quantize_tile(const Job& job, int head, const layout::Tile& tile, int64_t slot,
                                               const uint4* stage, Shared& shared) {
   const int warp = R::warp(), lane = threadIdx.x % 32;
@@ -113,7 +99,12 @@ __device__ __forceinline__ void quantize_tile(const Job& job, int head, const la
     shared.amax[warp] = warp_amax;
     shared.lost[warp] = warp_lost;
   }
-  if (job.nvfp4_payload != nullptr) quantize_nvfp4<nvfp4::AVAILABLE<D>>(job, head, tile, slot, stage, shared);
+  if constexpr (NVFP4) {
+    if (job.nvfp4_payload != nullptr) {
+      nvfp4::quantize_warp<R>(stage, tile.rows, job.hadamard, job.nvfp4_head_scales[head],
+                              job.nvfp4_payload + slot * (PAYLOAD_BYTES / 2), shared.nvfp4);
+    }
+  }
   __syncthreads();
 
   // ---- payloads ----------------------------------------------------------------------------------------------
@@ -158,41 +149,50 @@ __device__ __forceinline__ void quantize_tile(const Job& job, int head, const la
     store_token_scales<D>(job.block_token_scales + slot * SCALE_BYTES, word, lane);
   }
   const int u = warp - (R::WARPS - D / 64);
-  if (job.nvfp4_payload != nullptr && u >= 0) {
+  if (NVFP4 && job.nvfp4_payload != nullptr && u >= 0) {
     ptx::st_global_v4(job.nvfp4_scales + slot * (8 * D) + u * layout::SCALE_TILE_BYTES + 16 * lane,
                       make_uint4(shared.nvfp4[lane][u], shared.nvfp4[lane + 32][u], shared.nvfp4[lane + 64][u],
                                  shared.nvfp4[lane + 96][u]));
   }
 }
 
-// What a CTA works on: one tile of one head of one job.
-struct Unit {
+// Of the heads of all jobs, in their order: the job, and its head.
+struct JobHead {
   int job;
   int head;
-  uint32_t index;  // of the tile
 };
 
-__device__ __forceinline__ Unit find_unit(const QuantizeParams& p, uint32_t unit) {
-  const uint32_t heads = p.total_heads;
-  Unit u = {0, int(unit % heads), unit / heads};
-  while (u.head >= p.jobs[u.job].heads) u.head -= p.jobs[u.job++].heads;
-  return u;
+__device__ __forceinline__ JobHead find_job(const QuantizeParams& p, int head) {
+  const int second = p.jobs[0].heads, third = second + p.jobs[1].heads;
+  if (head >= third) return {2, head - third};
+  return head >= second ? JobHead{1, head - second} : JobHead{0, head};
 }
 
-extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) quantize(const __grid_constant__ QuantizeParams p) {
+template <bool NVFP4>
+__device__ __forceinline__ void quantize_all(const QuantizeParams& p) {
   extern __shared__ uint4 stages[];
   // Two, so that one barrier per tile is enough: what a tile writes is read before the barrier of the next one.
   __shared__ Shared shared[2];
-  const uint32_t units = uint32_t(p.status[layout::NUM_TILES]) * p.total_heads;
-  for_each_tile<R>(
-      units, stages, [&](uint32_t unit) { return p.tiles[find_unit(p, unit).index]; },
-      [&](uint32_t unit, const layout::Tile& tile, uint4* stage, int) {
-        const Unit u = find_unit(p, unit);
-        R::fetch(stage, p.jobs[u.job].source, tile, u.head);
+  for_each_unit<R>(
+      Units(p.status[layout::NUM_TILES], p.total_heads), p.tiles, stages,
+      [&](const Unit& unit, const layout::Tile& tile, uint4* stage, int) {
+        const JobHead found = find_job(p, unit.head);
+        R::fetch(stage, p.jobs[found.job].source, tile, found.head);
       },
-      [&](uint32_t unit, const layout::Tile& tile, const uint4* stage, int parity) {
-        const Unit u = find_unit(p, unit);
-        quantize_tile(p.jobs[u.job], u.head, tile, u.head * p.max_tiles + u.index, stage, shared[parity]);
+      [&](const Unit& unit, const layout::Tile& tile, const uint4* stage, int parity) {
+        const JobHead found = find_job(p, unit.head);
+        const int64_t slot = found.head * p.max_tiles + unit.tile;
+        quantize_tile<NVFP4>(p.jobs[found.job], found.head, tile, slot, stage, shared[parity]);
       });
   clear_padding(p.padding, p.status);
+}
+
+extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) quantize(const __grid_constant__ QuantizeParams p) {
+  quantize_all<false>(p);
+}
+
+// The same where a job asks for NVFP4, which none does for a D that it has no tiles for.
+extern "C" __global__ void __launch_bounds__(R::THREADS, NVFP4_CTAS)
+    quantize_nvfp4(const __grid_constant__ QuantizeParams p) {
+  quantize_all<nvfp4::AVAILABLE<D>>(p);
 }

@@ -167,18 +167,15 @@ extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass(const __
   extern __shared__ uint4 stages[];
   // Two: while a tile is worked on, l and m of the next one arrive, and one barrier per tile is enough.
   __shared__ Shared shared[2];
-  const uint32_t heads = p.heads, units = uint32_t(p.status[layout::NUM_TILES]) * heads;
-  for_each_tile<R, STAGE_PIECES>(
-      units, stages, [&](uint32_t unit) { return p.tiles[unit / heads]; },
-      [&](uint32_t unit, const layout::Tile& tile, uint4* stage, int parity) {
-        const int head = unit % heads;
-        R::fetch(stage, p.dout, tile, head);
-        if constexpr (STAGE_OUT) R::fetch(stage + R::STAGE_PIECES, p.out, tile, head);
-        fetch_rows(p, head, tile, shared[parity]);
+  for_each_unit<R, STAGE_PIECES>(
+      Units(p.status[layout::NUM_TILES], p.heads), p.tiles, stages,
+      [&](const Unit& unit, const layout::Tile& tile, uint4* stage, int parity) {
+        R::fetch(stage, p.dout, tile, unit.head);
+        if constexpr (STAGE_OUT) R::fetch(stage + R::STAGE_PIECES, p.out, tile, unit.head);
+        fetch_rows(p, unit.head, tile, shared[parity]);
       },
-      [&](uint32_t unit, const layout::Tile& tile, const uint4* stage, int parity) {
-        const uint32_t index = unit / heads, head = unit % heads;
-        row_pass_tile(p, head, tile, head * p.max_tiles + index, stage, shared[parity]);
+      [&](const Unit& unit, const layout::Tile& tile, const uint4* stage, int parity) {
+        row_pass_tile(p, unit.head, tile, unit.head * p.max_tiles + unit.tile, stage, shared[parity]);
       });
   clear_padding(p.padding, p.status);
 }

@@ -141,6 +141,7 @@ __device__ __forceinline__ void write_tiles(const ScheduleParams& p, Shared& sha
   }
   if (threadIdx.x == 0) {
     p.status[layout::ERROR] = faults;
+    p.status[layout::LEGAL] = faults == 0;
     p.status[layout::NUM_TILES] = count;
     p.status[layout::NUM_USED] = faults ? 0 : int32_t(boundary(p, p.num_documents));
   }

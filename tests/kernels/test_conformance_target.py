@@ -1,0 +1,22 @@
+"""The suite's target `cuda` where there is no GPU."""
+
+import pytest
+
+from flamia.conformance import TargetUnavailableError, resolve_target
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_without_a_gpu_it_says_so_in_one_sentence(device):
+    with pytest.raises(TargetUnavailableError) as caught:
+        resolve_target("cuda", device=device)
+    assert str(caught.value) == "the CUDA kernels cannot run here: PyTorch finds no CUDA device"
+
+
+def test_another_gpu_is_answered_with_what_is_supported(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 9))
+    with pytest.raises(TargetUnavailableError, match=r"compute_capability 8\.9 has no FLAMIA kernels; supported"):
+        resolve_target("cuda")
