@@ -54,7 +54,8 @@ class NamedBarriers:
             phase.reduction = kind
         if phase.expected != expected:
             raise faults.BarrierMisuse(
-                f"barrier {number} was opened for {phase.expected or 'all'} threads, this arrival says {expected or 'all'}"
+                f"barrier {number} was opened for {phase.expected or 'all'} threads, this arrival says "
+                f"{expected or 'all'}"
             )
         if phase.reduction != kind:
             raise faults.BarrierMisuse(f"barrier {number}: .red and other arrivals in one phase")

@@ -28,8 +28,8 @@ class Report:
 
     :param instructions: warp instructions executed, by warp and opcode.
     :param unpromised: reliances on orderings that PTX does not promise, by description.
-    :param approximate: bytes of each buffer that hold, or depend on, results of ``.approx`` instructions, whose bits are
-        those of a stand-in.
+    :param approximate: bytes of each buffer that hold, or depend on, results of ``.approx`` instructions, whose bits
+        are those of a stand-in.
     :param segments: length of the run, in segments.
     """
 
@@ -75,8 +75,8 @@ def simulate(
     """Execute a kernel.
 
     :param ptx: text of the module.
-    :param args: one for each parameter: an array is a global buffer, which the kernel reads and writes in place, and the
-        parameter its address; `Uninitialised` is such a buffer without contents; a number, or ``bytes`` or a NumPy
+    :param args: one for each parameter: an array is a global buffer, which the kernel reads and writes in place, and
+        the parameter its address; `Uninitialised` is such a buffer without contents; a number, or ``bytes`` or a NumPy
         record for a struct, goes by value.
     :param shared_bytes: dynamic shared memory.
     :param seed: of the order of warps and of the delays of asynchronous operations.

@@ -121,8 +121,10 @@ class Space:
         if wrong:
             self._check(address - self.base, size, mask, writes=True)
         data[cell] = values
-        states[cell] = (found | _spread(state, unit)) if state & APPROXIMATE else (found & _NOT_APPROXIMATE[unit]) | (
-            _spread(state, unit)
+        states[cell] = (
+            (found | _spread(state, unit))
+            if state & APPROXIMATE
+            else (found & _NOT_APPROXIMATE[unit]) | (_spread(state, unit))
         )
         if self.writer is not None:
             if size <= 4:

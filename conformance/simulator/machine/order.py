@@ -4,10 +4,10 @@ Note [Proxy order]
 ~~~~~~~~~~~~~~~~~~
 A generic store becomes visible to the async proxy only through a ``fence.proxy.async`` that lies on the path of
 synchronisation from the store to the asynchronous operation (PTX, "Causality order": proxy-preserved base causality
-order). The machine keeps vector clocks, one entry per warp of the cluster: ``known[w]`` is the last epoch of warp w that
-this warp has synchronised with, ``fenced[w]`` the last one that also went through a proxy fence. A store is tagged
-with its warp and epoch; an asynchronous read by a warp is in order if ``fenced`` covers the tag. Barriers
-hand both vectors on. Lanes of a warp are not told apart.
+order). The machine keeps vector clocks, one entry per warp of the cluster: ``known[w]`` is the last epoch of warp w
+that this warp has synchronised with, ``fenced[w]`` the last one that also went through a proxy fence. A store is tagged
+with its warp and epoch; an asynchronous read by a warp is in order if ``fenced`` covers the tag. Barriers hand both
+vectors on. Lanes of a warp are not told apart.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flamia.conformance.simulator.machine.calls import inline_calls
 from flamia.conformance.simulator.machine.flow import find_joins
 from flamia.conformance.simulator.machine.registeruse import find_register_uses
 from flamia.conformance.simulator.machine.site import Site
@@ -150,6 +151,7 @@ def build_program(module: Module, function: Function) -> Program:
 
     :raises PtxError: for an instruction, modifier or operand that is not known.
     """
+    function = inline_calls(module, function)
     program = Program(module, function, approximate=find_approximate(function))
     for name, kind in function.registers.items():
         width = 0 if kind == "pred" else width_of(kind)
@@ -199,7 +201,9 @@ def _cut(program: Program) -> None:
             raise PtxError(f"the instruction {instruction.opcode!r} is not known", instruction.line)
         segment.target = first[function.labels[target.name]]
         if instruction.guard is not None:
-            segment.predicate = program.register_row(instruction.guard.register.name, "pred", Site(program, instruction))
+            segment.predicate = program.register_row(
+                instruction.guard.register.name, "pred", Site(program, instruction)
+            )
             segment.negated = instruction.guard.negated
     for runs, instructions, segment in pieces:
         segment.simple, segment.instructions = tuple(runs), tuple(instructions)

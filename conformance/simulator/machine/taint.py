@@ -47,7 +47,9 @@ def is_approximate(instruction: Instruction) -> bool:
 
 def _facts(i: Instruction) -> tuple[bool, set[str], set[str], set[str], set[str]]:
     """Whether it is a source; registers read and written; spaces read and written."""
-    no_result = i.base in _NO_RESULT or i.opcode.startswith(("tcgen05.st", "tcgen05.mma", "tcgen05.cp", "mbarrier.init"))
+    no_result = i.base in _NO_RESULT or i.opcode.startswith(
+        ("tcgen05.st", "tcgen05.mma", "tcgen05.cp", "mbarrier.init")
+    )
     targets, sources = ((), i.operands) if no_result else (i.operands[:1], i.operands[1:])
     # Addresses are no data: what is read through a tainted address is as exact as it was.
     reads = {n for o in sources if not isinstance(o, Address) for n in _names(o)}

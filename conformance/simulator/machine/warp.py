@@ -4,8 +4,8 @@ Note [Divergence]
 ~~~~~~~~~~~~~~~~~
 Lanes that are at the same place form a `Fragment`. Where a branch parts the lanes of a fragment, the two halves run on
 their own and meet again at the branch's immediate post-dominator, as the compiler's convergence barriers make them on
-the chip. PTX promises no such meeting, but promises that every lane makes progress: when nothing else on the machine can run,
-lanes that wait for their meeting go on without it (`Warp.release_meeting`), and that is counted as unpromised.
+the chip. PTX promises no such meeting, but promises that every lane makes progress: when nothing else on the machine
+can run, lanes that wait for their meeting go on without it (`Warp.release_meeting`), and that is counted as unpromised.
 An instruction that needs named lanes (``shfl.sync``, ``bar.warp.sync``, ...) waits for all of them (`NeedLanes`).
 """
 
@@ -98,7 +98,9 @@ class Warp:
         values = self.rows[row] if mask is FULL else self.rows[row][mask]
         first = values[0]
         if (values != first).any():
-            raise NotUniform(f"lanes hold {sorted({int(v) for v in values})[:4]} where one value is needed", lanes_of(mask))
+            raise NotUniform(
+                f"lanes hold {sorted({int(v) for v in values})[:4]} where one value is needed", lanes_of(mask)
+            )
         return int(first)
 
     def is_converged(self, mask: NDArray[np.bool_]) -> bool:
@@ -325,7 +327,9 @@ class Warp:
             source = f" ({instruction.source})" if instruction.source else ""
             out.append(f"{self} lanes {lanes_of(f.mask)[0]}.. at PTX line {instruction.line}{source}: waits for {why}")
         for join, _ in self._waiting.values():
-            out.append(f"{self} lanes {lanes_of(join.arrived)}: wait for lanes {lanes_of(join.members & ~join.arrived)}")
+            out.append(
+                f"{self} lanes {lanes_of(join.arrived)}: wait for lanes {lanes_of(join.members & ~join.arrived)}"
+            )
         return out
 
 

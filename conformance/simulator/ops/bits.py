@@ -162,7 +162,10 @@ def _shift_right(value: Row, by: Row, bits: int) -> Row:
 
 @op("bfe")
 def compile_bfe(site: Site) -> Run:
-    """``bfe.type d, a, b, c``: c bits from bit b on; signed types repeat the field's top bit, or the sign beyond the end."""
+    """``bfe.type d, a, b, c``: c bits from bit b on.
+
+    Signed types repeat the field's top bit, or the sign beyond the end.
+    """
     kind = site.take_type("u32", "s32", "u64", "s64")
     site.expect_operands(4)
     bits, unsigned = int(kind[1:]), np.dtype(DTYPES[f"u{kind[1:]}"])
@@ -312,4 +315,3 @@ def compile_szext(site: Site) -> Run:
         return (wide.view(np.int32).astype(np.int64) >> shift.astype(np.int64)).astype(np.int32)
 
     return assign(site.target(0, kind), run, site.row(1, kind), site.row(2, "u32"))
-

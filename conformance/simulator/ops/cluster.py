@@ -36,7 +36,9 @@ class ClusterBarrier:
         """
         waiting = self.waits.setdefault(warp, np.zeros(32, np.bool_))
         if (waiting & mask).any():
-            raise faults.BarrierMisuse("two arrivals at barrier.cluster without a wait between", lanes_of(waiting & mask))
+            raise faults.BarrierMisuse(
+                "two arrivals at barrier.cluster without a wait between", lanes_of(waiting & mask)
+            )
         waiting |= mask
         here = self.arrived.setdefault(warp, np.zeros(32, np.bool_))
         here |= mask

@@ -1,4 +1,5 @@
-"""Instructions of several lanes together (PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync", ...).
+"""Instructions of several lanes together (PTX ISA, "shfl.sync", "vote.sync", "match.sync", "redux.sync", "elect.sync",
+...).
 
 Each names its lanes by a member mask and waits for them. A lane that executes it must be named.
 """
@@ -46,7 +47,9 @@ def together(site: Site, operand: int, action: Callable[[Any, Any], None], anywh
         members = word_mask(warp.uniform(row, mask))
         if (mask & ~members).any():
             lanes = lanes_of(mask & ~members)
-            raise faults.Divergent(f"executed by lanes that its member mask {mask_word(members):#x} does not name", lanes)
+            raise faults.Divergent(
+                f"executed by lanes that its member mask {mask_word(members):#x} does not name", lanes
+            )
         need = members & warp.live
         if (need == mask).all():
             action(warp, mask)
@@ -71,7 +74,10 @@ def compile_shfl(site: Site) -> Run:
 
     def source(by: Row, clamp: Row) -> tuple[Row, Row]:
         by = (by & np.uint32(31)).astype(np.int64)
-        limit, segment = (clamp & np.uint32(31)).astype(np.int64), ((clamp >> np.uint32(8)) & np.uint32(31)).astype(np.int64)
+        limit, segment = (
+            (clamp & np.uint32(31)).astype(np.int64),
+            ((clamp >> np.uint32(8)) & np.uint32(31)).astype(np.int64),
+        )
         last = (_LANE & segment) | (limit & ~segment)
         match mode:
             case "up":

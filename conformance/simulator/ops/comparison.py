@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.types import DTYPES, FULL
+from flamia.conformance.simulator.machine.types import DTYPES, FULL, Row
 from flamia.conformance.simulator.ops.elementwise import assign
 from flamia.conformance.simulator.ops.floating import flush
 from flamia.conformance.simulator.ops.registry import Run, op
@@ -30,11 +29,11 @@ _BOOLEAN: dict[str, Any] = {"and": np.logical_and, "or": np.logical_or, "xor": n
 _INTEGERS = tuple(f"{k}{bits}" for k in "bus" for bits in (16, 32, 64))
 
 
-def _comparison(name: str, kind: str) -> Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]:
+def _comparison(name: str, kind: str) -> Callable[[Row, Row], Row]:
     """By name: for floats, ``eq`` ... are false with a NaN (``ne`` too), ``equ`` ... are true."""
     if kind not in _FLOATS:
         chosen: Any = _ORDERED[_UNSIGNED.get(name, name)]
-        return chosen  # type: ignore[no-any-return]
+        return chosen
     if name == "num":
         return lambda a, b: ~(np.isnan(a) | np.isnan(b))
     if name == "nan":
@@ -43,7 +42,7 @@ def _comparison(name: str, kind: str) -> Callable[[NDArray[Any], NDArray[Any]], 
         return lambda a, b: (a < b) | (a > b)
     if name in _ORDERED:
         ordered: Any = _ORDERED[name]
-        return ordered  # type: ignore[no-any-return]
+        return ordered
     opposite = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}[name]
     inner = _comparison(opposite, kind)
     return lambda a, b: ~inner(a, b)
@@ -66,7 +65,7 @@ def _compile_comparison(site: Site) -> tuple[Any, int, int]:
     return compare, site.row(1, kind), site.row(2, kind)
 
 
-def widen_bf16(a: NDArray[Any]) -> NDArray[Any]:
+def widen_bf16(a: Row) -> Row:
     """bfloat16 bits as float32."""
     return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
@@ -139,7 +138,9 @@ def compile_selp(site: Site) -> Run:
     site.expect_operands(4)
     c, negated = site.predicate(3)
     first, second = (2, 1) if negated else (1, 2)
-    return assign(site.target(0, kind), lambda p, a, b: np.where(p, a, b), c, site.row(first, kind), site.row(second, kind))
+    return assign(
+        site.target(0, kind), lambda p, a, b: np.where(p, a, b), c, site.row(first, kind), site.row(second, kind)
+    )
 
 
 @op("slct")

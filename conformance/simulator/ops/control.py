@@ -93,5 +93,3 @@ def compile_nanosleep(site: Site) -> Run:
     site.expect_operands(1)
     site.row(0, "u32")
     return lambda warp, mask: None
-
-

@@ -1,7 +1,8 @@
 """``cvt`` between scalar types (PTX ISA, "cvt"); pairs of narrow formats are in `convert_narrow`.
 
-Integers: cut or extended; ``.sat`` clamps. Float to integer: rounded by ``.r{n,z,m,p}i``, clamped to the range, NaN gives 0
-(1 << 63 for 64-bit targets and from FP64). Float to float: rounded once; ``.r{n,z,m,p}i`` rounds to an integral value.
+Integers: cut or extended; ``.sat`` clamps. Float to integer: rounded by ``.r{n,z,m,p}i``, clamped to the range, NaN
+gives 0 (1 << 63 for 64-bit targets and from FP64). Float to float: rounded once; ``.r{n,z,m,p}i`` rounds to an integral
+value.
 """
 
 from __future__ import annotations
@@ -135,6 +136,10 @@ def _between_floats(
     if integral is None and mode == "" and narrow is not None and source != target:
         raise site.refuse("a rounding mode is missing")
 
+    if (source, target) == ("bf16", "f32") and integral is None and not (saturate or relu or ftz):
+        # NaN payloads stay (so on an H200).
+        return lambda a: (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
     def run(a: Row) -> Row:
         if ftz and source == "f32":
             a = flush(a)
@@ -153,7 +158,9 @@ def _between_floats(
             return code << np.uint32(13) if narrow is TF32 else code.astype(np.uint16)
         if target == "f64":
             return value.astype(np.float64)
-        out = round_pair(value, np.zeros(32), mode if mode in ("rz", "rm", "rp") else "rn") if source == "f64" else value
+        out = (
+            round_pair(value, np.zeros(32), mode if mode in ("rz", "rm", "rp") else "rn") if source == "f64" else value
+        )
         out = np.ascontiguousarray(out.astype(np.float32))
         if ftz:
             out = flush(out)
@@ -161,4 +168,3 @@ def _between_floats(
         return out
 
     return run
-

@@ -68,9 +68,7 @@ def compile_pairs(site: Site) -> Run:
     return _compile_pack(site, source, target, lambda v: encode(_prepare(v, relu), f, mode, finite), width, ftz)
 
 
-def _compile_pack(
-    site: Site, source: str, target: str, codes: Callable[[Row], Row], width: int, ftz: bool
-) -> Run:
+def _compile_pack(site: Site, source: str, target: str, codes: Callable[[Row], Row], width: int, ftz: bool) -> Run:
     """Encode two values and put the first above the second.
 
     :param width: bits from one to the other.

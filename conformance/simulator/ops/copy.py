@@ -1,18 +1,23 @@
 """Asynchronous copies of a thread (PTX ISA, "cp.async"), from global to shared memory.
 
-They go through the generic proxy. The bytes are in flight until they arrive, at some time before the wait that covers them.
+They go through the generic proxy. The bytes are in flight until they arrive, at some time before the wait that covers
+them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from flamia.conformance.simulator.machine.mbarriers import Mbarriers
 from flamia.conformance.simulator.machine.memory import WRITTEN
 from flamia.conformance.simulator.machine.outcomes import Blocked
 from flamia.conformance.simulator.machine.site import Site
+from flamia.conformance.simulator.machine.types import lanes_of
 from flamia.conformance.simulator.ops.addressing import compile_address
+from flamia.conformance.simulator.ops.asynchronous import compile_shared_address
 from flamia.conformance.simulator.ops.registry import Run, op
 from flamia.conformance.simulator.ptx.syntax import Immediate
 
@@ -26,13 +31,18 @@ class Copies:
     def __init__(self, warp: Any) -> None:
         self.open: list[Copy] = []
         self.groups: list[list[Copy]] = []
+        self.pending: list[Copy] = []
 
 
 class Copy:
-    """One instruction's copies."""
+    """One instruction's copies.
+
+    :param then: called when the bytes are there.
+    """
 
     def __init__(self, lanes: Any) -> None:
         self.lanes, self.done = lanes, False
+        self.then: list[Callable[[], None]] = []
 
 
 @op("cp.async.ca", "cp.async.cg")
@@ -70,18 +80,23 @@ def compile_copy(site: Site) -> Run:
             values[lane, :n] = machine.global_memory.data[data]
         lanes = np.flatnonzero(mask)
         index = (where[lanes, None] - memory.base) + np.arange(size)
-        memory.store(where, np.ascontiguousarray(values).view(np.dtype(f"u{unit}")).reshape(32, -1)[:, 0] if units == 1
-                     else np.ascontiguousarray(values).view(np.uint64), unit, units, mask, warp.order.tag, WRITTEN)
+        cells = values.view(np.dtype(f"u{unit}"))
+        memory.store(where, cells[:, 0] if units == 1 else cells, unit, units, mask, warp.order.tag, WRITTEN)
         tag = warp.order.tag
         token = memory.begin_write(index.reshape(-1), "cp.async")
         copy = Copy(mask)
-        warp.unit(Copies).open.append(copy)
+        copies = warp.unit(Copies)
+        copies.open.append(copy)
+        copies.pending.append(copy)
 
         def arrive() -> None:
             memory.complete(token)
             if memory.writer is not None:
                 memory.writer[np.unique(index >> 2)] = tag
             copy.done = True
+            copies.pending.remove(copy)
+            for then in copy.then:
+                then()
             machine.changed = True
 
         machine.after_random_delay(f"{warp.cta} cp.async", arrive, f"cp.async {size} B", ordered=False)
@@ -122,5 +137,42 @@ def compile_wait(site: Site) -> Run:
             copies.groups = [g for g in copies.groups if not all(c.done for c in g)] if left == 0 else copies.groups
             return None
         return Blocked("cp.async groups", lambda: all(c.done for c in pending))
+
+    return run
+
+
+@op("cp.async.mbarrier.arrive", control=True)
+def compile_arrive(site: Site) -> Run:
+    """``cp.async.mbarrier.arrive{.noinc}{.shared{::cta}}.b64 [addr]``: each thread arrives once its copies are there.
+
+    Without ``.noinc`` the pending count grows by one first, so that the arrival changes nothing in the end.
+    """
+    site.flag("async")
+    site.flag("mbarrier")
+    site.flag("arrive")
+    site.take_type("b64")
+    counted = site.flag("noinc")
+    address = compile_shared_address(site, 0, site.take("shared::cta", "shared"))
+
+    def run(warp: Any, mask: Any) -> None:
+        at = address(warp, mask)
+        knowledge = warp.order.release()
+        waits = [c for c in warp.unit(Copies).pending if (c.lanes & mask).any()]
+        barriers = [warp.cta.cluster.unit(Mbarriers).find(int(at[lane]), warp) for lane in lanes_of(mask)]
+        left = [len(waits)]
+        if not counted:
+            for barrier in barriers:
+                barrier.pending += 1
+
+        def one_done() -> None:
+            left[0] -= 1
+            if left[0] <= 0:
+                for barrier in barriers:
+                    barrier.arrive(1, knowledge)
+
+        for copy in waits:
+            copy.then.append(one_done)
+        if not waits:
+            one_done()
 
     return run

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.types import FULL
+from flamia.conformance.simulator.machine.types import FULL, Row
 from flamia.conformance.simulator.ops.registry import Run
 
 
@@ -39,7 +38,7 @@ def ufunc2(function: Any, target: int, a: int, b: int) -> Run:
     return run
 
 
-def assign(target: int, function: Callable[..., NDArray[Any]], *sources: int) -> Run:
+def assign(target: int, function: Callable[..., Row], *sources: int) -> Run:
     """``target = function(*sources)``, computed for all lanes and kept for those of the mask.
 
     The result is converted to the target's type as NumPy casts integers: low bytes, or extended by its own sign.

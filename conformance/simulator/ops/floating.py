@@ -1,7 +1,7 @@
 """FP32 and FP64 arithmetic (PTX ISA, "Floating-Point Instructions").
 
-Subnormals are kept unless ``.ftz`` says otherwise, which flushes operands and, after rounding, results. Every NaN that
-an FP32 instruction returns is 0x7FFFFFFF.
+Subnormals are kept unless ``.ftz`` says otherwise, which flushes operands and results. Every NaN that an FP32
+instruction returns is 0x7FFFFFFF.
 """
 
 from __future__ import annotations
@@ -63,15 +63,28 @@ def _nearest(ufunc: Any, target: int, a: int, b: int) -> Run:
     return run
 
 
-def finish(function: Callable[..., Row], ftz: bool, saturate: bool) -> Callable[..., Row]:
-    """Around a function of float32 lanes: ``.ftz`` and ``.sat`` (to [0, 1], NaN to +0)."""
+def finish(
+    function: Callable[..., Row], ftz: bool, saturate: bool, exact: Callable[..., Row] | None = None
+) -> Callable[..., Row]:
+    """Around a function of float32 lanes: ``.ftz`` and ``.sat`` (to [0, 1], NaN to +0).
+
+    :param exact: the value before rounding, as float64. A result is flushed if that is below 2^-126, even where it
+        rounds up to 2^-126 (so on an H200; PTX does not say).
+    """
     if not ftz and not saturate:
         return function
 
     def run(*values: Row) -> Row:
-        result = function(*[flush(v) for v in values]) if ftz else function(*values)
+        if ftz:
+            values = tuple(flush(v) for v in values)
+        result = function(*values)
         if ftz:
             result = flush(result)
+            if exact is not None:
+                edge = (result.view(np.uint32) & np.uint32(0x7FFFFFFF)) == np.uint32(0x00800000)
+                if edge.any():
+                    small = edge & (np.abs(exact(*values)) < 2.0**-126)
+                    result = np.where(small, np.copysign(np.float32(0), result), result)
         if saturate:
             result = np.where(result > 0, np.minimum(result, np.float32(1)), np.float32(0))
         return result
@@ -80,6 +93,12 @@ def finish(function: Callable[..., Row], ftz: bool, saturate: bool) -> Callable[
 
 
 _UFUNC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+_WIDE: dict[str, Callable[..., Row]] = {
+    "mul": lambda a, b: a.astype(np.float64) * b,
+    "div": lambda a, b: a.astype(np.float64) / b,
+    "fma": lambda a, b, c: rounding.to_odd(*rounding.two_sum(a.astype(np.float64) * b, c.astype(np.float64))),
+}
+"""Values before rounding; a sum below 2^-126 is exact."""
 _EXACT: dict[str, Callable[[Row, Row, str], Row]] = {
     "add": rounding.add,
     "sub": lambda a, b, mode: rounding.add(a, -b, mode),
@@ -107,7 +126,7 @@ def _compile_arithmetic(site: Site, name: str, kind: str) -> Run:
         return _nearest(ufunc, target, a, b)
     exact = _EXACT[name]
     function = ufunc if mode == "rn" else (lambda x, y: exact(x, y, mode))
-    return store_float(target, finish(function, ftz, saturate), (a, b), kind == "f32x2")
+    return store_float(target, finish(function, ftz, saturate, _WIDE.get(name)), (a, b), kind == "f32x2")
 
 
 @op("div.rn", "div.rz", "div.rm", "div.rp", types=("f32", "f64"))
@@ -132,7 +151,8 @@ def compile_fma(site: Site) -> Run:
     def function(a: Row, b: Row, c: Row) -> Row:
         return rounding.fma(a, b, c, mode)
 
-    return store_float(site.target(0, kind), finish(function, ftz, saturate), rows, kind == "f32x2")
+    around = finish(function, ftz, saturate, _WIDE["fma"])
+    return store_float(site.target(0, kind), around, rows, kind == "f32x2")
 
 
 @op("rcp.rn", "rcp.rz", "rcp.rm", "rcp.rp", "sqrt.rn", "sqrt.rz", "sqrt.rm", "sqrt.rp", types=("f32", "f64"))

@@ -69,7 +69,7 @@ def encode(x: Row, f: Format, mode: str = "rn", saturate: bool = False) -> Row:
     magnitude = np.abs(x)
     finite = np.isfinite(magnitude)
     small = np.where(finite, magnitude, 0.0)
-    exponent = np.maximum(np.frexp(small)[1] - 1, 1 - f.bias)
+    exponent = np.where(small > 0, np.maximum(np.frexp(small)[1] - 1, 1 - f.bias), 1 - f.bias)
     q = np.ldexp(small, f.mantissa - exponent)
     if mode in ("rm", "rp"):
         up = negative if mode == "rm" else ~negative

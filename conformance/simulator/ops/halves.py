@@ -1,7 +1,7 @@
 """Arithmetic of f16, bf16 and their pairs (PTX ISA, "Half Precision Floating-Point Instructions").
 
-Operands are widened to float64, where a product or a sum is an exact pair (Note [Exact pairs]), and the result is rounded
-once. NaN is 0x7FFF.
+Operands are widened to float64, where a product or a sum is an exact pair (Note [Exact pairs]), and the result is
+rounded once. NaN is 0x7FFF.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def compile_arithmetic(site: Site) -> Run:
         if saturate:
             result = np.where(result > 0, np.minimum(result, 1.0), 0.0)
         if relu:
-            result = np.where(result < 0, 0.0, result)
+            result = np.where(result <= 0, 0.0, result)
         out = encode(result, f)
         return flush_halves(out.astype(np.uint16)) if ftz else out
 
@@ -133,14 +133,15 @@ def compile_min_max(site: Site) -> Run:
 
 @op("abs", "neg", types=KINDS)
 def compile_sign(site: Site) -> Run:
-    """``abs``, ``neg``: of the sign bit alone."""
+    """``abs``, ``neg``: of the sign bit; NaN becomes 0x7FFF (so on an H200; PTX leaves it open)."""
     kind = site.take_type(*KINDS)
     ftz = site.flag("ftz")
     site.expect_operands(2)
-    absolute = site.instruction.base == "abs"
+    absolute, f = site.instruction.base == "abs", format_of(kind)
 
     def function(codes: Row) -> Row:
         codes = flush_halves(codes) if ftz else codes
-        return codes & _MAGNITUDE if absolute else codes ^ _SIGN
+        out = codes & _MAGNITUDE if absolute else codes ^ _SIGN
+        return np.where((codes & _MAGNITUDE) > f.infinity, f.nan, out)
 
     return store_codes(site, kind, function, 1)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.types import DTYPES
+from flamia.conformance.simulator.machine.types import DTYPES, Row
 from flamia.conformance.simulator.ops.elementwise import assign, compile_binary, compile_unary
 from flamia.conformance.simulator.ops.registry import Run, op
 
@@ -30,7 +29,7 @@ def compile_add(site: Site) -> Run:
         site.expect_operands(3)
         limit = np.iinfo(np.int32)
 
-        def saturate(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+        def saturate(a: Row, b: Row) -> Row:
             return np.clip(function(a.astype(np.int64), b), limit.min, limit.max)
 
         return assign(site.target(0, kind), saturate, site.row(1, kind), site.row(2, kind))
@@ -42,13 +41,13 @@ def _halves(site: Site, function: Any, kind: str) -> Run:
     site.expect_operands(3)
     dtype = np.int16 if kind == "s16x2" else np.uint16
 
-    def run(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    def run(a: Row, b: Row) -> Row:
         return np.asarray(function(_pieces(a, dtype), _pieces(b, dtype)), dtype).view(np.uint32)
 
     return assign(site.target(0, kind), run, site.row(1, kind), site.row(2, kind))
 
 
-def _pieces(a: NDArray[Any], dtype: Any) -> NDArray[Any]:
+def _pieces(a: Row, dtype: Any) -> Row:
     return np.ascontiguousarray(a).view(dtype)
 
 
@@ -84,7 +83,7 @@ def compile_neg(site: Site) -> Run:
     return compile_unary(site, np.negative, site.take_type())
 
 
-def high_product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+def high_product(a: Row, b: Row) -> Row:
     """Upper half of the exact product of two integers of one type."""
     bits = 8 * a.dtype.itemsize
     if bits < 64:
@@ -101,7 +100,7 @@ def high_product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
     return high.view(a.dtype)
 
 
-def wide_product(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+def wide_product(a: Row, b: Row) -> Row:
     """The exact product, twice as wide."""
     wide = np.dtype(f"{a.dtype.kind}{a.dtype.itemsize * 2}")
     return np.multiply(a, b, dtype=wide)
@@ -139,7 +138,7 @@ def compile_mad(site: Site) -> Run:
         raise site.refuse("'.sat' is for .hi.s32")
     limit = np.iinfo(np.int32)
 
-    def run(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[Any]:
+    def run(a: Row, b: Row, c: Row) -> Row:
         if saturate:
             return np.clip(product(a, b).astype(np.int64) + c, limit.min, limit.max)
         return np.asarray(product(a, b) + c)
@@ -154,17 +153,17 @@ def compile_mul24(site: Site) -> Run:
     part = site.take("lo", "hi")
     site.expect_operands(3)
 
-    def low24(a: NDArray[Any]) -> NDArray[Any]:
+    def low24(a: Row) -> Row:
         shift = a.dtype.type(8)
         return ((a << shift) >> shift).astype(np.int64)
 
-    def run(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    def run(a: Row, b: Row) -> Row:
         return (low24(a) * low24(b)) >> (0 if part == "lo" else 16)
 
     return assign(site.target(0, kind), run, site.row(1, kind), site.row(2, kind))
 
 
-def divide(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+def divide(a: Row, b: Row) -> Row:
     """Quotient toward zero; all ones for division by zero, which PTX leaves open and the chip gives."""
     zero = b == 0
     divisor = np.where(zero, b.dtype.type(1), b)
@@ -188,7 +187,7 @@ def compile_rem(site: Site) -> Run:
     kind = site.take_type(*WORDS)
     site.expect_operands(3)
 
-    def run(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    def run(a: Row, b: Row) -> Row:
         return np.where(b == 0, a, a - divide(a, b) * b)
 
     return assign(site.target(0, kind), run, site.row(1, kind), site.row(2, kind))
@@ -200,10 +199,32 @@ def compile_sad(site: Site) -> Run:
     kind = site.take_type(*WORDS)
     site.expect_operands(4)
 
-    def run(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any]) -> NDArray[Any]:
+    def run(a: Row, b: Row, c: Row) -> Row:
         return np.asarray(c + np.where(a < b, b - a, a - b))
 
     return assign(site.target(0, kind), run, *(site.row(i, kind) for i in (1, 2, 3)))
+
+
+@op("dp4a", "dp2a")
+def compile_dot(site: Site) -> Run:
+    """``dp4a.atype.btype d, a, b, c``: four products of bytes; ``dp2a.{lo,hi}``: of words with two bytes of b."""
+    second = site.take_type("u32", "s32")
+    first = site.take_type("u32", "s32")
+    half = site.take("lo", "hi")
+    site.expect_operands(4)
+    kind = "u32" if first == second == "u32" else "s32"
+    count = 4 if site.instruction.base == "dp4a" else 2
+    left = np.dtype(f"{first[0].replace('s', 'i')}{4 // count}")
+    right = np.dtype(f"{second[0].replace('s', 'i')}1")
+    start = 2 if half == "hi" else 0
+
+    def run(a: Row, b: Row, c: Row) -> Row:
+        x = np.ascontiguousarray(a).view(left).reshape(32, count).astype(np.int64)
+        y = np.ascontiguousarray(b).view(right).reshape(32, 4)[:, start : start + count].astype(np.int64)
+        return c + (x * y).sum(1)
+
+    rows = (site.row(1, "u32"), site.row(2, "u32"), site.row(3, kind))
+    return assign(site.target(0, kind), lambda *v: run(*v).astype(DTYPES[kind]), *rows)
 
 
 class Carry:

@@ -63,11 +63,7 @@ def compile_ld(site: Site) -> Run:
         raise site.refuse(f"{len(items)} registers for {count} values")
     unit, units = _pieces(kind, count)
     dtype = np.dtype(DTYPES.get(kind, np.uint64))
-    targets = [
-        (i, site.target(t, site.target_kind(t, kind)))
-        for i, t in enumerate(items)
-        if not isinstance(t, Sink)
-    ]
+    targets = [(i, site.target(t, site.target_kind(t, kind))) for i, t in enumerate(items) if not isinstance(t, Sink)]
     if kind == "b128":
         return _load_wide(space, address, targets[0][1])
 
@@ -125,7 +121,9 @@ def compile_st(site: Site) -> Run:
         else:
             values = np.empty((32, units), dtype)
             for i, s in enumerate(sources):
-                values[:, i] = rows[s].view(dtype) if rows[s].flags.c_contiguous else np.ascontiguousarray(rows[s]).view(dtype)
+                values[:, i] = (
+                    rows[s].view(dtype) if rows[s].flags.c_contiguous else np.ascontiguousarray(rows[s]).view(dtype)
+                )
         tag = warp.order.tag
         for memory, where, lanes in split_by_space(warp, space, address(warp), mask):
             memory.store(where, values, unit, units, lanes, tag, state)

@@ -152,5 +152,3 @@ def compile_getctarank(site: Site) -> Run:
         return (a >> a.dtype.type(RANK_SHIFT)) & a.dtype.type(0xFF)
 
     return assign(site.target(0, "u32"), run, site.row(1, kind))
-
-

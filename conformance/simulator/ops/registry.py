@@ -38,9 +38,7 @@ class Family:
 _FAMILIES: dict[str, list[Family]] = {}
 
 
-def op(
-    *prefixes: str, types: Collection[str] = (), control: bool = False
-) -> Callable[[Compile], Compile]:
+def op(*prefixes: str, types: Collection[str] = (), control: bool = False) -> Callable[[Compile], Compile]:
     """Register a compile step for opcodes that are ``prefix`` or begin with ``prefix.``; the longest prefix wins.
 
     The step gets a `Site`, takes every modifier from it, and returns the closure: whatever modifier it leaves is

@@ -3,10 +3,11 @@
 Note [Exact pairs]
 ~~~~~~~~~~~~~~~~~~
 The product of two float32 is exact in float64. A sum of two float64 is exact as a pair ``(high, low)``: the rounded
-sum and its error (TwoSum; Knuth, TAOCP 4.2.2). Every rounding is made from such a pair. To nearest: ``high`` is first rounded *to
-odd* - if ``low`` is not zero and the last bit of ``high`` is even, it moves one ulp toward ``low`` - after which rounding
-it to 24 bits or fewer is correct (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums", 2008). Directed:
-the result to nearest is compared with the exact value, and moved by one ulp if it lies on the wrong side.
+sum and its error (TwoSum; Knuth, TAOCP 4.2.2). Every rounding is made from such a pair. To nearest: ``high`` is first
+rounded *to odd* - if ``low`` is not zero and the last bit of ``high`` is even, it moves one ulp toward ``low`` - after
+which rounding it to 24 bits or fewer is correct (Boldo and Melquiond, "Emulation of FMA and correctly rounded sums",
+2008). Directed: the result to nearest is compared with the exact value, and moved by one ulp if it lies on the wrong
+side.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ REGISTERS = 65536
 class RegisterPool:
     """Registers of a CTA, by warp.
 
-    A launch gives each thread the number that the kernel was compiled for: with ``.maxntid``, as many as let the CTA fit,
-    in multiples of 8 and at most 255. ``setmaxnreg`` is meant for CTAs that are alone on a multiprocessor.
+    A launch gives each thread the number that the kernel was compiled for: with ``.maxntid``, as many as let the CTA
+    fit, in multiples of 8 and at most 255. ``setmaxnreg`` is meant for CTAs that are alone on a multiprocessor.
     """
 
     def __init__(self, cta: Any) -> None:
@@ -37,7 +37,7 @@ class RegisterPool:
 
 @op("setmaxnreg", control=True)
 def compile_setmaxnreg(site: Site) -> Run:
-    """``setmaxnreg.{inc,dec}.sync.aligned.u32 n``: dec releases registers; inc waits until the pool of the CTA has enough."""
+    """``setmaxnreg.{inc,dec}.sync.aligned.u32 n``: dec releases registers; inc waits until the CTA's pool has enough."""
     site.take_type("u32")
     action = site.take("inc", "dec")
     if not (site.flag("sync") and site.flag("aligned")) or not action:
@@ -74,7 +74,7 @@ def compile_setmaxnreg(site: Site) -> Run:
 
 @op("griddepcontrol")
 def compile_griddepcontrol(site: Site) -> Run:
-    """``griddepcontrol.{launch_dependents,wait}``: the grids before this one are complete, as launches are one by one."""
+    """``griddepcontrol.{launch_dependents,wait}``: the grids before this one are complete: launches are one by one."""
     if not site.take("launch_dependents", "wait"):
         raise site.refuse("'.launch_dependents' or '.wait' is needed")
     site.expect_operands(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 ARITHMETIC = (
-    "abs add addc copysign div fma mad madc max min mul mul24 neg rem sad sub subc "
+    "abs add addc copysign div dp2a dp4a fma mad mad24 madc max min mul mul24 neg rem sad sub subc "
     "ex2 lg2 rcp rsqrt sin cos sqrt tanh testp".split()
 )
 BITS = "and or xor not cnot shl shr shf lop3 prmt bfe bfi bfind bmsk brev clz popc fns szext".split()
