@@ -82,7 +82,7 @@ def attention(
     :param max_seqlen: an upper bound of the documents' lengths. Nothing needs it; if given it is checked.
     :param recipe: a `flamia.Recipe` or the name of one, see :doc:`/recipes`.
     :param causal: a query sees the keys of its document up to itself; False: all keys of its document.
-    :param softmax_scale: finite and >= 0; default ``1 / sqrt(D)``.
+    :param softmax_scale: from 0 to half of the largest float32; default ``1 / sqrt(D)``.
     :param return_lse: also return the log-sum-exp.
     :param backend: ``"auto"``: the reference for CPU tensors, a certified kernel for CUDA tensors. ``"cuda"``: a
         certified kernel or an error. ``"reference"``: the reference on the CPU wherever the tensors are; with

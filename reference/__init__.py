@@ -6,7 +6,7 @@ in memory), `schedule`, `exp2`, `tensorcore` (bit-accurate MMA steps), `profiles
 stage, byte by byte.
 """
 
-from flamia.reference import recipes
+from flamia.reference import layout, recipes, schedule
 from flamia.reference.backward import Gradients, attention_backward
 from flamia.reference.forward import Forward, attention_forward
 from flamia.reference.oracle import Oracle, attention_oracle
@@ -25,5 +25,7 @@ __all__ = [
     "attention_backward",
     "attention_forward",
     "attention_oracle",
+    "layout",
     "recipes",
+    "schedule",
 ]

@@ -131,7 +131,7 @@ def attention_backward(
     """Gradients of attention as Note [Backward] says.
 
     :param dout: ``(T, Hq, D)``, shape and dtype of ``forward.out``.
-    :param forward: the result of `attention_forward`.
+    :param forward: the result of `attention_forward`, unaltered: its arrays are not checked again.
     :param dtype: dtype of the gradients; default: that of q. float32 leaves them unrounded.
     :param observer: receives the tiles of the stages ``"p"`` (float32 element values ``[heads, keys, queries]``),
         ``"p_scale"`` (E8M0 bytes ``[heads, 4, 4]``), ``"ds"``, ``"ds_scale"`` (likewise) and ``"ds_exact"`` (dS before
@@ -345,7 +345,7 @@ class _DocumentBackward:
 
     def _observe(self, stage: str, query_tile: int, key_tile: int, x: NDArray[Any] | None) -> None:
         if self.observer is not None and x is not None:
-            flat = x.reshape(-1, *x.shape[2:])
+            flat = x.reshape(-1, *x.shape[2:]).copy()
             self.observer(stage, self.document, self.q_heads, query_tile, key_tile, flat)
 
 

@@ -37,7 +37,10 @@ from flamia.reference.recipes import Recipe, Scaling
 from flamia.reference.scaling import exponent_of
 
 Observer = Callable[[str, Document, slice, int, int, NDArray[Any]], None]
-"""``observer(stage, document, query_heads, query_tile, key_tile, array)``: called with every tile of a stage."""
+"""``observer(stage, document, query_heads, query_tile, key_tile, array)``: called with a copy of every tile of a stage.
+
+The backward calls it from several threads.
+"""
 
 HEADS_AT_ONCE = 4
 """Query heads that the engine handles together, so that a tile's arrays stay in a core's cache."""
@@ -120,7 +123,7 @@ def attention_forward(
     :param cu_seqlens: integers ``(n + 1,)``, see Note [Documents].
     :param recipe: a `Recipe` or its name.
     :param causal: a query sees the keys of its document up to itself; False: all keys of its document.
-    :param softmax_scale: finite and >= 0; default ``1 / sqrt(D)``.
+    :param softmax_scale: from 0 to half of the largest float32; default ``1 / sqrt(D)``.
     :param profile: a `Profile` or its name.
     :param observer: receives the tiles of the stages ``"p"`` (float32 element values, ``[heads, keys, queries]``),
         ``"p_top"`` (the integers m_t, ``[heads, queries]``).
@@ -181,8 +184,8 @@ def _forward_document(
             diagonal = v1 if a.causal and key_tile == query_tile else None
             codes, top = state.add(scores, hidden, cut["v"], diagonal, key_tile)
             if observer is not None:
-                observer("p", document, q_heads, query_tile, key_tile, codes.reshape(-1, TILE, TILE))
-                observer("p_top", document, q_heads, query_tile, key_tile, top.reshape(-1, TILE))
+                observer("p", document, q_heads, query_tile, key_tile, codes.reshape(-1, TILE, TILE).copy())
+                observer("p_top", document, q_heads, query_tile, key_tile, top.reshape(-1, TILE).copy())
         tokens = slice(document.start + query_tile * TILE, document.start + query_tile * TILE + rows)
         result, sums = state.finish()
         out[tokens, q_heads] = np.moveaxis(result.reshape(-1, TILE, result.shape[-1])[:, :rows], 0, 1).astype(out.dtype)

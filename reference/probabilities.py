@@ -22,8 +22,9 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
+from flamia.reference.compiled import loops
 from flamia.reference.documents import BLOCK, TILE
-from flamia.reference.exp2 import CHUNK, exp2_mantissa
+from flamia.reference.exp2 import C1, C2, C3, CHUNK, exp2_mantissa
 from flamia.reference.formats import E4M3, round_to
 from flamia.reference.operands import F32, exp2_of
 
@@ -44,19 +45,26 @@ def exponential(scores: Array, c: np.float32) -> tuple[Array, Array]:
     np.maximum(scores, LOWEST, out=scores)
     r = np.empty_like(scores)
     flat, floors = scores.reshape(-1), r.reshape(-1)
+    if (fast := loops()) is not None:
+        fast.exponential(flat, float(c), floors, (float(LOWEST), LARGE), (C1, C2, C3))
+        return r, scores
+    buffers = np.empty((2, min(CHUNK, flat.size)))
+    large = not np.abs([flat.min(initial=0), flat.max(initial=0)]).max() * np.float64(c) < LARGE
     for start in range(0, flat.size, CHUNK):
-        part = slice(start, start + CHUNK)
-        x = np.multiply(flat[part], c, dtype=np.float64)  # exact: 48 bits
-        if not (x.max() < LARGE and x.min() > -LARGE):
-            x = np.where(np.abs(x) < LARGE, x, x.astype(F32))
-        floor = np.floor(x)
-        floors[part] = floor
-        # Exact in float64 but for small negative x, where f is on the grid 2^-24: round there, and once.
-        small = np.flatnonzero((x < 0) & (x > -(2.0**-5)))
-        near_one = 1 + np.rint(x[small] * 2.0**24) * 2.0**-24
+        part = flat[start : start + CHUNK]
+        x, floor = buffers[:, : part.size]
+        np.multiply(part, c, out=x, dtype=np.float64)  # exact: 48 bits
+        if large:
+            np.copyto(x, x.astype(F32), where=~(np.abs(x) < LARGE))
+        np.floor(x, out=floor)
+        floors[start : start + CHUNK] = floor
         x -= floor
-        x[small] = near_one
-        flat[part] = x
+        near_one = np.flatnonzero(x > 1 - 2.0**-5)
+        small = part[near_one].astype(np.float64) * c
+        part[...] = x
+        # c S - r is exact in float64 but for small negative products, where f is on the grid 2^-24: round there, once.
+        small_negative = (small < 0) & (small > -(2.0**-5))
+        part[near_one[small_negative]] = 1 + np.rint(small[small_negative] * 2.0**24) * 2.0**-24
     return r, exp2_mantissa(scores, out=scores)
 
 

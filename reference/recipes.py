@@ -60,7 +60,7 @@ class Recipe:
         along keys for dQ and along queries for dK.
     :param scale_rule: ``"rceil"`` (contract) or ``"floor"`` (OCP, for study).
     :param hadamard: rotate the channels of Q and K before NVFP4 quantization (exact in QK^T).
-    :param head_scale: NVFP4's constant second-level scale per head.
+    :param head_scale: NVFP4's second-level scale: one constant for every head.
     :raises ValueError: for a combination that has no meaning; the message names the field.
     """
 
@@ -86,6 +86,11 @@ class Recipe:
     head_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        for field in _ROLES:
+            value = getattr(self, field)
+            if not isinstance(value, Scaling) and not (value is None and field in _OPTIONAL_ROLES):
+                either = " or None" if field in _OPTIONAL_ROLES else ""
+                raise TypeError(f"Recipe.{field} must be a Scaling{either}, got {value!r}")
         choices = {
             "p_scale": ("tile", "constant"),
             "row_sum": ("quantized", "exact"),
@@ -102,8 +107,11 @@ class Recipe:
         if isinstance(h, bool) or not isinstance(h, (int, float)) or not 0 < h < float("inf"):
             raise ValueError(f"Recipe.head_scale must be one positive, finite number for all heads, got {h!r}")
         for field in ("p_exponent", "p_backward_exponent"):
-            if getattr(self, field) not in range(9):
-                raise ValueError(f"Recipe.{field} must be an integer from 0 to 8, got {getattr(self, field)!r}")
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 8:
+                raise ValueError(f"Recipe.{field} must be an integer from 0 to 8, got {value!r}")
+        if not isinstance(self.hadamard, bool):
+            raise TypeError(f"Recipe.hadamard must be a bool, got {self.hadamard!r}")
         for field in (*_TOKEN_ROLES, "gradient_values", "dout_channels"):
             if getattr(self, field) is Scaling.NVFP4:
                 raise ValueError(f"Recipe.{field} cannot be NVFP4: E2M1 is for the scores alone")
@@ -138,6 +146,8 @@ class Recipe:
         return next((field for field, taken in possible.items() if getattr(self, field) not in taken), "")
 
 
+_OPTIONAL_ROLES = ("diagonal_values", "gradient_values", "dout_tokens")
+_ROLES = ("scores", "gradient_qk", "values", "dout_channels", *_OPTIONAL_ROLES)
 _TOKEN_ROLES = ("gradient_qk", "values", "diagonal_values", "dout_tokens")
 
 

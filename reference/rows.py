@@ -41,7 +41,7 @@ def attention_rows(
     :param k: ``(T, Hkv, D)``, dtype of q, ``T >= 1``; Hkv divides Hq.
     :param v: as k.
     :param recipe: a `Recipe` or its name.
-    :param softmax_scale: finite and >= 0; default ``1 / sqrt(D)``.
+    :param softmax_scale: from 0 to half of the largest float32; default ``1 / sqrt(D)``.
     :param profile: a `Profile` or its name.
     :returns: out ``(R, Hq, D)``, dtype of q.
     :raises ValueError, TypeError: naming the argument, its value and what is allowed.

@@ -114,7 +114,11 @@ ALLOWED = {
         "typer",
     },
 }
-OPTIONAL = {"kernels": {"torch", "cupy", "rich"}, "conformance": {"torch", "cupy", "rich", "matplotlib"}}
+OPTIONAL = {
+    "reference": {"numba"},
+    "kernels": {"torch", "cupy", "rich"},
+    "conformance": {"torch", "cupy", "rich", "matplotlib"},
+}
 """May be imported inside a function."""
 
 

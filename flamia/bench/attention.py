@@ -37,6 +37,7 @@ class Shape:
 class AttentionTimes:
     """Seconds of forward plus backward, the best of all repeats.
 
+    :param compiled: whether the reference ran `flamia.reference.compiled.loops`.
     :param seconds: by contestant: ``reference``, ``math_sdpa``, ``fake_quant``; those that could run.
     :param cpu_seconds: of all threads together; these tell a busy machine from a slow program.
     :param missing: why others could not.
@@ -45,6 +46,7 @@ class AttentionTimes:
 
     shape: Shape
     threads: int
+    compiled: bool
     seconds: dict[str, float] = field(default_factory=dict)
     cpu_seconds: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -84,9 +86,10 @@ def measure_attention(shape: Shape, repeats: int = 2, advance: Callable[[], None
 
     :param advance: called after each run; there are ``3 * repeats``.
     """
+    from flamia.reference.compiled import loops
     from flamia.reference.parallel import worker_count
 
-    result = AttentionTimes(shape, worker_count())
+    result = AttentionTimes(shape, worker_count(), loops() is not None)
     inputs = make_inputs(shape)
     contestants: dict[str, Callable[[], Any]] = {"reference": lambda: run_reference(inputs)}
     try:

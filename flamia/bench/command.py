@@ -101,7 +101,12 @@ def lines(results: dict[str, Any]) -> list[tuple[str, str, str, bool | None]]:
     if "attention" in results:
         r = results["attention"]
         found.append((f"ideal: {r.shape}, {r.threads} threads", "", "", None))
-        labels = {"reference": "reference", "math_sdpa": "torch float32, math SDPA", "fake_quant": "torch fake-quant"}
+        loops = "compiled loops" if r.compiled else "NumPy alone; faster with 'flamia[fast]'"
+        labels = {
+            "reference": f"reference ({loops})",
+            "math_sdpa": "torch float32, math SDPA",
+            "fake_quant": "torch fake-quant",
+        }
         for name, label in labels.items():
             text = r.missing.get(name, "")
             if name in r.seconds:

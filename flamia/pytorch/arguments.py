@@ -9,12 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flamia.reference.arguments import MAX_HEAD_DIM
+from flamia.reference.arguments import MAX_HEAD_DIM, MAX_SOFTMAX_SCALE
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 BACKENDS = ("auto", "reference", "reference:blackwell", "reference:hopper", "cuda")
-LARGEST_SCALE = 1.7014117331926443e38
-"""Half of float32's largest number, so that ``softmax_scale * log2(e)`` is finite."""
 
 
 def check_call(
@@ -45,8 +43,8 @@ def check_call(
     if softmax_scale is not None:
         if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, int | float | torch.SymFloat):
             raise TypeError(f"softmax_scale must be a number or None, got {type(softmax_scale).__name__}")
-        if not 0.0 <= softmax_scale <= LARGEST_SCALE:
-            raise ValueError(f"softmax_scale must be finite and >= 0, got {softmax_scale}")
+        if not 0.0 <= softmax_scale <= MAX_SOFTMAX_SCALE:
+            raise ValueError(f"softmax_scale must be from 0 to {MAX_SOFTMAX_SCALE:.4g}, got {softmax_scale}")
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
 

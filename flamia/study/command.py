@@ -42,6 +42,7 @@ def study(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from flamia.reference.arguments import check_forward
     from flamia.reference.profiles import get_profile
     from flamia.reference.recipes import RECIPES, get_recipe
     from flamia.study import plots, report, run, sample
@@ -55,6 +56,9 @@ def study(
                 raise ValueError(f"recipe {r.name!r} is study-only: profile must be 'ideal', got {machine.name!r}")
         data = sample.join([sample.load(path, seed) for path in input]) if input else sample.load()
         data = data.first_tokens(min(DEFAULT_TOKENS, int(data.cu_seqlens[-1])) if tokens is None else tokens)
+        q, k, v = (x[:0] for x in data.qkv)
+        for r in recipes:
+            check_forward(q, k, v, [0], r, True, None, machine)
         out.mkdir(parents=True, exist_ok=True)
     except (ValueError, TypeError, OSError) as error:
         raise typer.BadParameter(str(error)) from error

@@ -83,7 +83,7 @@ class _Tiles:
     ) -> None:
         if stage in self.kept:
             self.documents[document.index] = document
-            self.kept[stage][document.index, heads.start, query_tile, key_tile] = x.copy()
+            self.kept[stage][document.index, heads.start, query_tile, key_tile] = x
 
 
 def measure_consistency(sample: Sample, recipe: Recipe, profile: Profile) -> Consistency:

@@ -58,11 +58,13 @@ def draw_errors(study: Study, plt: Any) -> Any:
     for i, (errors, color) in enumerate(zip(study.errors, _colors(study), strict=True)):
         means = np.array(list(errors.mean.values()))
         low, high = np.array(list(errors.spread.values())).T
+        finite = np.isfinite(high)  # an error of something that is exactly zero is infinite: no bar
+        means, low, high = (np.where(finite, x, np.nan) for x in (means, low, high))
         x = np.arange(len(means)) + (i - (len(study.errors) - 1) / 2) * width
         axes.bar(x, means, width * 0.92, color=color, label=errors.recipe)
         whiskers = np.maximum((means - low, high - means), 0)  # a mean of equal heads may be off by one rounding
         axes.errorbar(x, means, whiskers, fmt="none", ecolor="#333333", elinewidth=0.8, capsize=1.5)
-        for at, mean, top in zip(x, means, high, strict=True):
+        for at, mean, top in zip(x[finite], means[finite], high[finite], strict=True):
             text = f"{mean:.3f}".removeprefix("0")
             axes.annotate(
                 text, (at, top), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=6, rotation=90

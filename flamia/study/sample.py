@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
 import numpy as np
 from ml_dtypes import bfloat16
@@ -97,10 +98,10 @@ def load(path: str | Path | None = None, seed: int = 0) -> Sample:
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"input must be an .npz file, got {path}, which does not exist")
+    if not is_zipfile(path):
+        raise ValueError(f"input must be an .npz file, as numpy.savez writes it, got {path}")
     try:
         with np.load(path, allow_pickle=False) as data:
-            if not isinstance(data, Mapping):
-                raise ValueError(f"it holds one array of shape {data.shape}")
             arrays = dict(data)
     except Exception as error:  # NumPy and zipfile raise many kinds
         raise ValueError(f"input must be an .npz file of plain arrays, got {path}: {error}") from error

@@ -32,7 +32,7 @@ def test_without_torch_the_reference_is_timed_and_the_rest_explained(monkeypatch
 
 def test_ratios_are_held_against_the_goals() -> None:
     seconds = {"reference": 2.0, "math_sdpa": 1.0, "fake_quant": 5.0}
-    found = AttentionTimes(TINY, 2, seconds, seconds, difference={"out": 1e-5})
+    found = AttentionTimes(TINY, 2, True, seconds, seconds, difference={"out": 1e-5})
     assert found.over_sdpa == 2 and found.under_fake_quant == 2.5
     met = {what.strip(): met for what, _, _, met in command.lines({"attention": found}) if met is not None}
     assert met == {

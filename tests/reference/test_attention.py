@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from flamia.reference import RECIPES, attention_forward, attention_oracle
+from flamia.reference import RECIPES, attention_backward, attention_forward, attention_oracle
 from flamia.reference.forward import quantize_inputs
 from flamia.reference.recipes import Scaling
 from tests.reference.cases import BF16, assert_bitwise_equal, random_inputs, relative_error, run
@@ -158,13 +158,39 @@ NONSENSE = [
     {"dout_channels": Scaling.NVFP4},
     {"diagonal_values": Scaling.TENSOR},
     {"p_exponent": 9},
+    {"p_exponent": True},
+    {"p_backward_exponent": 8.0},
+    {"scores": "token"},
+    {"values": None},
+    {"dout_tokens": 32},
+    {"hadamard": 1},
 ]
 
 
 @pytest.mark.parametrize("change", NONSENSE, ids=lambda c: next(iter(c)))
 def test_a_recipe_without_meaning_is_refused(change: dict) -> None:
-    with pytest.raises(ValueError, match=f"Recipe.{next(iter(change))}"):
+    with pytest.raises((ValueError, TypeError), match=f"Recipe.{next(iter(change))}"):
         dataclasses.replace(RECIPES["mxfp8"], **change)
+
+
+def test_an_observer_may_keep_and_change_what_it_receives() -> None:
+    inputs = random_inputs(11, 60, 2, 1)
+    kept = []
+
+    def observe(stage, document, heads, query_tile, key_tile, x) -> None:
+        kept.append((x, x.copy()))
+
+    def spoil(stage, document, heads, query_tile, key_tile, x) -> None:
+        x[...] = 0
+
+    q, k, v, dout = inputs
+    results = []
+    for observer in (observe, spoil):
+        f = attention_forward(q, k, v, [0, 60], observer=observer)
+        g = attention_backward(dout, f, observer=observer)
+        results.append([f.out, g.dq, g.dk, g.dv])
+    assert all((a == b).all() for a, b in kept)
+    assert all((a == b).all() for a, b in zip(*results, strict=True))
 
 
 FIELDS = ("scores", "gradient_qk", "values", "diagonal_values", "gradient_values", "dout_channels", "dout_tokens")

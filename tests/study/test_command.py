@@ -87,3 +87,15 @@ def test_a_machine_profile_leaves_study_only_recipes_out(tmp_path) -> None:
 def test_bad_options_are_named(options: list[str], message: str) -> None:
     code, text = study(*options)
     assert code == 2 and message in " ".join(text.split()).replace("│ ", ""), text
+
+
+def test_files_that_cannot_be_studied_are_named(tmp_path) -> None:
+    x = np.zeros((40, 1, 48), np.float32)
+    np.savez(tmp_path / "dim.npz", q=x, k=x, v=x)
+    np.save(tmp_path / "x.npy", x)
+    for name, message in (
+        ("dim.npz", "q must have a head_dim that is a multiple of 32 up to 256, got 48"),
+        ("x.npy", "as numpy.savez writes it"),
+    ):
+        code, text = study("--input", str(tmp_path / name), "--out", str(tmp_path))
+        assert code == 2 and message in " ".join(text.split()).replace("│ ", ""), text

@@ -1,0 +1,74 @@
+"""Compiled twins of the two longest elementwise loops: the same bits in one pass over memory.
+
+They are used where numba is installed (extra ``fast``); the NumPy versions in `probabilities` and `formats` are the
+specification.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+
+@cache
+def loops() -> SimpleNamespace | None:
+    """The functions below, compiled on their first call; they take flat arrays.
+
+    None without numba, and where this module was made from text, as for planted faults: nothing could be cached.
+    """
+    if find_spec("numba") is None or not Path(_exponential.__code__.co_filename).is_file():
+        return None
+    import numba
+
+    compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
+    return SimpleNamespace(exponential=compiled(_exponential), round_to=compiled(_round_to))
+
+
+def _exponential(scores: Any, c: Any, r: Any, bounds: Any, coefficients: Any) -> None:
+    """`probabilities.exponential`: float32 ``scores`` become p.
+
+    :param bounds: ``(LOWEST, LARGE)``.
+    :param coefficients: ``(C1, C2, C3)`` of Note [FMA exponential].
+    """
+    c1, c2, c3 = coefficients
+    to_2_24, to_2_23 = 1.5 * 2.0**28, 1.5 * 2.0**29
+    for i in range(scores.size):
+        score = np.float64(scores[i])
+        score = bounds[0] if score < bounds[0] else score
+        exact = score * c
+        x = exact if abs(exact) < bounds[1] else np.float64(np.float32(exact))
+        floor = np.floor(x)
+        f = 1.0 + np.rint(x * 2.0**24) * 2.0**-24 if -(2.0**-5) < x < 0.0 else x - floor
+        f = np.float64(np.float32(f))
+        t = np.float64(np.float32(f * c3 + c2))
+        u = (t * f + (c1 + to_2_24)) - to_2_24
+        r[i] = floor
+        scores[i] = (u * f + (1.0 + to_2_23)) - to_2_23
+
+
+def _round_to(source: Any, bits: Any, out: Any, out_bits: Any, constants: Any) -> None:
+    """`formats.round_to` of float32 numbers, given as numbers and as bits.
+
+    Normal numbers are rounded as integers, to even in the last place that is kept; below them one constant of
+    Note [Quantum] serves all.
+
+    :param constants: ``(bits of max_finite, dropped bits, min_normal, 2^23 quanta of min_normal)``.
+    """
+    limit, dropped, min_normal, quanta = constants
+    half = (np.uint32(1) << (dropped - np.uint32(1))) - np.uint32(1)
+    for i in range(source.size):
+        sign = bits[i] & np.uint32(0x80000000)
+        magnitude = bits[i] & np.uint32(0x7FFFFFFF)
+        if magnitude <= np.uint32(0x7F800000):  # not NaN
+            magnitude = min(magnitude, limit)
+            magnitude = ((magnitude + half + ((magnitude >> dropped) & np.uint32(1))) >> dropped) << dropped
+        value = abs(source[i])
+        if value < min_normal:
+            out[i] = np.copysign((value + quanta) - quanta, source[i])
+        else:
+            out_bits[i] = magnitude | sign
