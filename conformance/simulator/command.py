@@ -52,8 +52,10 @@ def run_kernel(
     width: Annotated[int, typer.Option(min=20, help="Columns of the timeline.")] = 100,
 ) -> None:
     """Run a kernel. Exit code 0: no fault and the expected bytes; 1: otherwise."""
+    from flamia.conformance.simulator.ptx import PtxError
     from flamia.conformance.simulator.registry import find_case
     from flamia.conformance.simulator.tools import sweep
+    from flamia.kernels.nvrtc import CompileError
 
     console = _console()
     try:
@@ -61,14 +63,18 @@ def run_kernel(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     reports: list[Report] = []
-    result = sweep(
-        subject,
-        range(seed, seed + seeds),
-        inspect=lambda s, report, data: reports.append(report) if not reports else None,
-        strict=strict,
-        fast_mma=fast,
-        trace=timeline or png is not None,
-    )
+    try:
+        result = sweep(
+            subject,
+            range(seed, seed + seeds),
+            inspect=lambda s, report, data: reports.append(report) if not reports else None,
+            strict=strict,
+            fast_mma=fast,
+            trace=timeline or png is not None,
+        )
+    except (PtxError, CompileError) as error:
+        console.print(str(error), style="red", markup=False, highlight=False)
+        raise typer.Exit(1) from None
     if reports:
         _show(console, subject, reports[0], timeline, png, counts, cycles, width)
     for what, times in result.unpromised.most_common():

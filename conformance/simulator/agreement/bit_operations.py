@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from flamia.conformance.simulator.agreement.case import Draw
 from flamia.conformance.simulator.agreement.elementwise import elementwise
 from flamia.conformance.simulator.agreement.operands import bits, counts, words
 
@@ -11,6 +14,13 @@ WORDS = {"u32": words(N), "u32.1": words(N), "u32.2": words(N)}
 COUNTED = {"u32": words(N), "u32.1": words(N), "u32.2": counts(N)}
 PRMT = ("", ".f4e", ".b4e", ".rc8", ".ecl", ".ecr", ".rc16")
 TABLES = (0x80, 0xFE, 0x96, 0xE8, 0xCA, 0x01, 0x6A, 0x3C, 0xD8, 0x1B, 0x00, 0xFF)
+
+
+def up_to_255(size: int) -> Draw:
+    """Positions and lengths up to 255. PTX says that only these eight bits count; what ptxas makes of the 64-bit forms
+    looks at all 32 of the position."""
+    return lambda rng: counts(size)(rng) & np.uint32(255)
+
 
 KERNELS = (
     elementwise("prmt", FAMILY, WORDS, "u32", [f"prmt.b32{m}" for m in PRMT]),
@@ -57,7 +67,7 @@ KERNELS = (
     elementwise(
         "wide_fields",
         FAMILY,
-        {"u64": lambda rng: words(2 * N)(rng).view("u8"), "u32": counts(N), "u32.1": counts(N)},
+        {"u64": lambda rng: words(2 * N)(rng).view("u8"), "u32": up_to_255(N), "u32.1": up_to_255(N)},
         "u64",
         ["bfe.u64", "bfe.s64", "bfi.b64 $d, 0x123456789ABCDEF0, $a, $b, $c;"],
     ),

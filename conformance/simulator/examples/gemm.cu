@@ -148,14 +148,14 @@ extern "C" __global__ void __launch_bounds__(192, 1)
   if (warp == 4) {
     // ---- load ----
     if (elect()) {
-      for (u32 k = 0; k < tiles; ++k) {
-        const u32 s = k % STAGES, phase = k / STAGES & 1, at = smem + s * STAGE, bar = full + 8 * s;
+      for (u32 i = 0; i < tiles; ++i) {
+        const u32 s = i % STAGES, phase = i / STAGES & 1, at = smem + s * STAGE, bar = full + 8 * s;
         wait(empty + 8 * s, phase ^ 1);
         arrive_expect(bar, LOADED);
-        load(at, A + k * TILE, TILE, bar);
-        load(at + TILE, B + k * TILE, TILE, bar);
-        load(at + 2 * TILE, SFA + k * SF_TILE, SF_TILE, bar);
-        if (SFB_ROUTE == 0) load(at + 2 * TILE + SF_TILE, SFB + k * SF_TILE, SF_TILE, bar);
+        load(at, A + i * TILE, TILE, bar);
+        load(at + TILE, B + i * TILE, TILE, bar);
+        load(at + 2 * TILE, SFA + i * SF_TILE, SF_TILE, bar);
+        if (SFB_ROUTE == 0) load(at + 2 * TILE + SF_TILE, SFB + i * SF_TILE, SF_TILE, bar);
       }
     }
     __syncwarp();
@@ -163,11 +163,11 @@ extern "C" __global__ void __launch_bounds__(192, 1)
     // ---- multiply ----
     if (elect()) {
       wait(ready, 0);
-      after_sync();
       if (SFB_ROUTE == 2) copy_scales(t + sfb_column(0), scales(smem + SFB_TABLE));
       for (u32 k = 0; k < tiles; ++k) {
         const u32 s = k % STAGES, phase = k / STAGES & 1, at = smem + s * STAGE;
         wait(full + 8 * s, phase);
+        after_sync();  // behind the stores of C, and behind the products that freed this stage and read its scales
         for (u32 j = 0; j < SF_BLOCKS; ++j) {
           copy_scales(t + sfa_column(s) + 4 * j, scales(at + 2 * TILE + 512 * j));
           if (SFB_ROUTE == 0) copy_scales(t + sfb_column(s) + 4 * j, scales(at + 2 * TILE + SF_TILE + 512 * j));
