@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine import faults
-from flamia.conformance.simulator.machine.memory import APPROXIMATE, GUARD, READ_ONLY, WRITTEN, Space
+from flamia.conformance.simulator.machine.memory import GUARD, READ_ONLY, WRITTEN, Space
 from flamia.conformance.simulator.machine.windows import GLOBAL_BASE
 
 
@@ -25,6 +25,7 @@ class Buffer:
     """A piece of global memory.
 
     :param array: of the host, read before and written after a launch; None for bytes that live here alone.
+    :param written: whether the host wrote it.
     """
 
     address: int
@@ -43,10 +44,17 @@ class DeviceMemory:
         self._next = GLOBAL_BASE + GUARD
         self._kept: tuple[Space, int] | None = None
 
-    def allocate(self, what: NDArray[Any] | Uninitialised, name: str = "", read_only: bool = False) -> int:
+    def allocate(
+        self,
+        what: NDArray[Any] | Uninitialised,
+        name: str = "",
+        read_only: bool = False,
+        initialised: bool = True,
+    ) -> int:
         """Give a buffer an address.
 
         :param what: a C-contiguous array, which launches read and write in place; or `Uninitialised`.
+        :param initialised: whether what an array holds may be read.
         :returns: the address, a multiple of 256.
         :raises ValueError: for an array that is not contiguous.
         """
@@ -56,7 +64,9 @@ class DeviceMemory:
         nbytes = what.nbytes
         address = self._next
         number = len(self.buffers)
-        self.buffers.append(Buffer(address, nbytes, name or f"buffer {number}", array, array is not None, read_only))
+        self.buffers.append(
+            Buffer(address, nbytes, name or f"buffer {number}", array, array is not None and initialised, read_only)
+        )
         self._next = -(-(address + max(nbytes, 1) + GUARD) // 256) * 256
         return address
 
@@ -67,14 +77,15 @@ class DeviceMemory:
         if self._kept is not None:
             old, n = self._kept
             space.data[:n], space.state[:n] = old.data[:n], old.state[:n]
+        known = 0 if self._kept is None else self._kept[1]
         for b in self.buffers:
-            if b.array is not None or self._kept is None or b.address - GLOBAL_BASE >= self._kept[1]:
-                state = (WRITTEN if b.written else 0) | (READ_ONLY if b.read_only else 0)
-                keep = space.state[b.address - GLOBAL_BASE : b.address - GLOBAL_BASE + b.nbytes] & APPROXIMATE
-                where = space.allocate(b.address, b.nbytes, state)
-                space.state[where] |= keep
-                if b.array is not None:
-                    space.data[where] = np.frombuffer(b.array.tobytes(), np.uint8)
+            at = slice(b.address - GLOBAL_BASE, b.address - GLOBAL_BASE + b.nbytes)
+            if at.stop > known:
+                space.allocate(b.address, b.nbytes, READ_ONLY if b.read_only else 0)
+            if b.written:
+                space.state[at] |= WRITTEN
+            if b.array is not None:
+                space.data[at] = np.frombuffer(b.array.tobytes(), np.uint8)
         return space
 
     def close(self, space: Space) -> None:
