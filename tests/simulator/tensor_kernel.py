@@ -17,6 +17,7 @@ def tensor_kernel(
     *,
     words=None,
     before="",
+    behind="",
     read=None,
     after_sync="tcgen05.fence::after_thread_sync;",
     ctas=1,
@@ -30,19 +31,20 @@ def tensor_kernel(
     :param image: uint8: shared memory from address 0 on; the bytes from 2048 on are copied.
     :param columns: of tensor memory to return.
     :param words: uint32 ``(128, n)``: written by ``tcgen05.st`` to the columns from 256 on, before ``work``.
-    :param before: PTX for all threads, before ``work``.
+    :param before: PTX for all threads, before ``work``; ``behind``: for all threads, when one of them begins ``work``.
     :param read: PTX in place of the default reading of all lanes and ``columns``.
     :returns: uint32 ``(ctas, 128, columns)``, or of shape (128, columns) for one CTA.
     """
     group = ctas
-    body = np.ascontiguousarray(image[2048:])
+    body = np.ascontiguousarray(image[2048:]).reshape(ctas, -1)
+    size = body.shape[1]
     out = np.zeros((ctas, 128, columns), np.uint32)
     stored = np.zeros((128, 4), np.uint32) if words is None else np.ascontiguousarray(words)
     leader = "%p4" if ctas == 2 else "%p1"
     copies = "\n".join(
         f"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r21+{1024 + at}], [%rd120+{at}], "
-        f"{min(32768, body.size - at)}, [%r21];"
-        for at in range(0, body.size, 32768)
+        f"{min(32768, size - at)}, [%r21];"
+        for at in range(0, size, 32768)
     )
     stores = "\n".join(
         f"ld.global.u32 %r30, [%rd7+{4 * i}];\nadd.u32 %r31, %r24, {256 + i};\n"
@@ -54,9 +56,7 @@ def tensor_kernel(
         f"tcgen05.wait::ld.sync.aligned;\nst.global.u32 [%rd8+{4 * i}], %r30;"
         for i in range(columns)
     )
-    cluster_sync = (
-        "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" if ctas == 2 else ""
-    )
+    cluster_sync = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" if ctas == 2 else ""
     commit = (
         "mov.u16 %h1, 3;\ntcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster.multicast::cluster.b64 "
         "[%r25], %h1;"
@@ -84,7 +84,7 @@ and.b32 %r23, %r22, {0x600000};
 add.u32 %r24, %r20, %r23;
 mul.wide.u32 %rd1, %r1, {4 * stored.shape[1]};
 add.u64 %rd7, %rd102, %rd1;
-mul.wide.u32 %rd1, %r26, {body.size};
+mul.wide.u32 %rd1, %r26, {size};
 add.u64 %rd120, %rd100, %rd1;
 shl.b32 %r27, %r26, 7;
 add.u32 %r27, %r27, %r1;
@@ -95,13 +95,14 @@ tcgen05.wait::st.sync.aligned;
 {before}
 tcgen05.fence::before_thread_sync;
 @!%p1 bra LOADED;
-mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r21], {body.size};
+mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r21], {size};
 {copies}
 {wait("%r21", 0, "LOAD")}
 LOADED:
 bar.sync 0;
 {cluster_sync}
 tcgen05.fence::after_thread_sync;
+{behind}
 @!{leader} bra ISSUED;
 {work}
 {commit}
@@ -117,7 +118,7 @@ bar.sync 0;
 """
     if ctas == 2:
         options["cluster"] = (2,)
-    report = run(text, [body, out, stored], block=128, grid=ctas, shared=1024 + body.size, seed=seed, **options)
+    report = run(text, [body, out, stored], block=128, grid=ctas, shared=1024 + size, seed=seed, **options)
     tensor_kernel.report = report
     return out if ctas == 2 else out[0]
 

@@ -11,6 +11,7 @@ operations, and a vector of how far it knows those of every warp of the cluster:
   on that they are done.
 * ``ISSUED``: the same operations, but only that they were issued, for ``mma`` that follow ``mma`` of another
   thread; handed on from ``fence::before_thread_sync`` on.
+* ``SYNC``: its ``tcgen05.ld`` and ``st`` that it issued before its last release, done or not: for messages only.
 * one entry per mbarrier: phases whose completion was observed, which is how bulk copies are waited for.
 
 Releases (arrivals) copy the vector ``seen``, acquires (successful waits) take the maximum. Accesses to tensor
@@ -32,13 +33,14 @@ class AsyncOrder:
     """The counters and vectors of one warp.
 
     :param slot: number of the warp in its cluster, of ``warps``.
-    :param seen: int64; entry 2 w: LS of warp w, 2 w + 1: PIPE, 2 W + w: ISSUED, 3 W + i: mbarrier i.
+    :param seen: int64; entry 2 w: LS of warp w, 2 w + 1: PIPE, 2 W + w: ISSUED, 3 W + w: SYNC,
+        4 W + i: mbarrier i.
     :param after: int64, entries below 3 W likewise; the last entry stands for "nobody" and is always known.
     """
 
     def __init__(self, slot: int, warps: int) -> None:
         self.slot, self.warps = slot, warps
-        self.seen: NDArray[np.int64] = np.zeros(3 * warps + MBARRIERS, np.int64)
+        self.seen: NDArray[np.int64] = np.zeros(4 * warps + MBARRIERS, np.int64)
         self.after: NDArray[np.int64] = np.zeros(3 * warps + 1, np.int64)
         self.after[-1] = _FOREVER
         self.moves = 0
@@ -65,9 +67,13 @@ class AsyncOrder:
         """Entry ISSUED of a warp."""
         return 2 * self.warps + slot
 
+    def sync_entry(self, slot: int) -> int:
+        """Entry SYNC of a warp, in ``seen``."""
+        return 3 * self.warps + slot
+
     def mbarrier_entry(self, number: int) -> int:
         """Entry of an mbarrier in ``seen``."""
-        return 3 * self.warps + number
+        return 4 * self.warps + number
 
     # --- this warp's operations --------------------------------------------------------------------------------------
 
@@ -112,6 +118,7 @@ class AsyncOrder:
 
     def release(self) -> NDArray[np.int64]:
         """What an arrival hands on."""
+        self.seen[self.sync_entry(self.slot)] = self.moves
         return self.seen.copy()
 
     def acquire(self, seen: NDArray[np.int64]) -> None:

@@ -162,11 +162,11 @@ class TensorMemory:
     def write(self, warp: Warp, region: Region, number: int, pipelined: bool, what: str) -> list[Operation]:
         """An operation of ``warp`` writes a region; see `read`."""
         self._check_allocated(region, what)
-        before = [
-            operation
-            for marks, verb in ((self._writes, "written"), (self._loads, "read"), (self._uses, "read"))
-            for operation in self._conflicts(marks, warp, region, pipelined, what, verb)
-        ]
+        readers = self._conflicts(self._uses, warp, region, pipelined, what, "read")
+        self._conflicts(self._loads, warp, region, pipelined, what, "read")
+        writers = self._conflicts(self._writes, warp, region, pipelined, what, "written")
+        # Who follows the last reader follows the writer that it read from.
+        before = readers or writers
         order = warp.order.asynchronous
         self._writes.set(region, order.pipe if pipelined else order.ls, number)
         self._written[region.rows, region.columns] = True
@@ -217,14 +217,14 @@ class TensorMemory:
             raise asyncfaults.TmemInFlight(
                 f"{text}: no wait for a tcgen05.commit that covers it lies between", (), address
             )
+        if other is not warp and order.seen[order.sync_entry(other.order.slot)] < number:
+            raise asyncfaults.TensorRace(f"{text}: nothing orders the two", (), address)
         if number > theirs.settled:
             wait = "ld" if operation.kind == "ld" else "st"
             raise asyncfaults.MissingTensorWait(f"{text}: tcgen05.wait::{wait} is missing", (), address)
-        if theirs.seen[entry] < number:
-            raise asyncfaults.MissingTensorFence(
-                f"{text}: tcgen05.fence::before_thread_sync is missing behind it", (), address
-            )
-        raise asyncfaults.TensorRace(f"{text}: nothing orders the two", (), address)
+        raise asyncfaults.MissingTensorFence(
+            f"{text}: tcgen05.fence::before_thread_sync is missing behind it", (), address
+        )
 
 
 class Operations:

@@ -163,16 +163,12 @@ def compile_st(site: Site) -> Run:
     split = 1 if last == 2 else len(site.operands)
     shape = _Shape(site, last, split, "unpack::16b")
     sources = [site.row(item, "b32") for item in shape.items if not isinstance(item, Sink)]
-    names = {item.name for item in shape.items if isinstance(item, Register)}
     address, offset, _ = site.address(0)
     what = line_of(site)
     operation = Operation("st", what)
 
     def run(warp: Warp, mask: Mask) -> None:
         need_converged(warp, mask, what)
-        if not names.isdisjoint(warp.in_flight):
-            name = min(names & warp.in_flight.keys())
-            raise asyncfaults.RegisterInFlight(f"{what} reads register {name}, which {warp.in_flight[name]} holds")
         lane, column, region = shape.locate(warp, warp.uniform(address, mask) + offset)
         memory = warp.cta.unit(TensorMemory)
         number = _begin(warp, operation, stores=True)
