@@ -26,6 +26,7 @@ extensions = [
     "figures",
     "study_run",
     "conformance_tables",
+    "simulator_pages",
 ]
 myst_enable_extensions = ["dollarmath", "deflist"]
 templates_path = ["_templates"]

@@ -1,8 +1,10 @@
 """Tables of the simulator, and the timeline of its example, made from the code when pages are built.
 
-``.. simulator:: faults``, and likewise ``agreement``, ``forms``, ``mutations``.
+``.. simulator:: faults``, and likewise ``agreement``, ``mutations`` and ``message``, the text of one fault.
 """
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,7 +52,40 @@ def _size(shape: tuple[int, ...]) -> int:
     return out
 
 
-TABLES: dict[str, Callable[[], list[list[str]]]] = {"faults": fault_rows, "agreement": agreement_rows}
+def mutations() -> Any:
+    """The tests' planted faults, from their file."""
+    path = Path(__file__).parents[2] / "tests/simulator/gemm/mutations.py"
+    spec = importlib.util.spec_from_file_location("planted_mutations", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.MUTATIONS
+
+
+def mutation_rows() -> list[list[str]]:
+    rows = [["planted", "found as"]]
+    for m in mutations():
+        found = ", ".join(k if " " in k else f"``{k}``" for k in m.found)
+        rows.append([m.name, f"{found} (--strict)" if m.strict else found])
+    return rows
+
+
+TABLES: dict[str, Callable[[], list[list[str]]]] = {
+    "faults": fault_rows,
+    "agreement": agreement_rows,
+    "mutations": mutation_rows,
+}
+
+
+def message() -> str:
+    """What is said of one planted fault."""
+    mutation = next(m for m in mutations() if m.name == "no fence after the wait for D")
+    try:
+        mutation.case().simulate(seed=0)
+    except Fault as fault:
+        return str(fault)
+    raise RuntimeError(f"planted fault not found: {mutation.name}")
 
 
 class Simulator(SphinxDirective):
@@ -59,6 +94,8 @@ class Simulator(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
+        if self.arguments[0] == "message":
+            return [nodes.literal_block(text := message(), text, language="text")]
         return self.parse_text_to_nodes(list_table(TABLES[self.arguments[0]]()))
 
 

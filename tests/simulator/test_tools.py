@@ -31,6 +31,7 @@ def report(spans: list[Span] | None = None, target: str = "sm_100a") -> Report:
 def test_roles_are_found_by_warp() -> None:
     assert role_of("CTA (1, 0, 0) warp 2", ROLES) == "CTA (1, 0, 0) work"
     assert role_of("CTA 3 warp 7", ROLES) == "CTA 3 warp 7"
+    assert role_of("CTA 3 warp 1 tensor memory", ROLES) == "CTA 3 load tensor memory"
     assert role_of("CTA 3 copy engine", ROLES) == "CTA 3 copy engine"
 
 

@@ -8,18 +8,21 @@ from collections.abc import Mapping
 Roles = Mapping[str, tuple[int, ...]]
 """Name of a role -> its warps."""
 
-_WARP = re.compile(r"(CTA .+) warp (\d+)$")
+_WARP = re.compile(r"(CTA .+) warp (\d+)(| .+)$")
 
 
 def role_of(track: str, roles: Roles) -> str:
-    """``CTA 0 warp 4`` -> ``CTA 0 load``; a track that is no warp, or a warp without a role, keeps its name."""
+    """``CTA 0 warp 4`` -> ``CTA 0 load``; a track that is no warp, or a warp without a role, keeps its name.
+
+    So do engines of a warp: ``CTA 0 warp 4 tensor memory`` -> ``CTA 0 load tensor memory``.
+    """
     found = _WARP.search(track)
     if found is None:
         return track
     cta, warp = found[1], int(found[2])
     for name, warps in roles.items():
         if warp in warps:
-            return f"{cta} {name}"
+            return f"{cta} {name}{found[3]}"
     return track
 
 
