@@ -273,17 +273,12 @@ def test_orderings_that_ptx_does_not_promise(name):
     more, text = UNPROMISED[name]
     work = WORK + (more if "cp" in more else "")
     if "another" in name:
-        # D of the second product covers columns 250 to 377, the scales included: they are read and written.
-        more = more.replace("[%r4], [%r5]", "[%r8], [%r9]")
-        work = (
-            WORK.replace(
-                "tcgen05.mma",
-                "add.u32 %r8, %r20, 400;\nadd.u32 %r9, %r20, 404;\n"
-                "tcgen05.cp.cta_group::1.32x128b.warpx4 [%r8], %rd4;\ntcgen05.cp.cta_group::1.32x128b.warpx4 [%r9], %rd4;\n"
-                "tcgen05.mma",
-            )
-            + more
+        # D of the second product covers columns 250 to 377, where the first one's scales are; its own lie elsewhere.
+        copies = "".join(
+            f"add.u32 {r}, %r20, {at};\ntcgen05.cp.cta_group::1.32x128b.warpx4 [{r}], %rd4;\n"
+            for r, at in (("%r8", 400), ("%r9", 404))
         )
+        work = WORK.replace("tcgen05.mma", copies + "tcgen05.mma") + more.replace("[%r4], [%r5]", "[%r8], [%r9]")
     product(work)
     (what,) = tensor_kernel.report.unpromised
     with pytest.raises(faults.Unpromised, match=text):

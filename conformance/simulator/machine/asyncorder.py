@@ -112,9 +112,9 @@ class AsyncOrder:
         out[self.pipe] = self.issued
         return out
 
-    def finished(self, number: int) -> None:
-        """The warp itself waited for its pipelined operations up to ``number`` (``wgmma.wait_group``)."""
-        self.seen[self.pipe] = max(self.seen[self.pipe], number)
+    def finished(self, slot: int, number: int) -> None:
+        """This warp waited for the pipelined operations of warp ``slot`` up to ``number`` (``wgmma.wait_group``)."""
+        self.seen[2 * slot + 1] = max(self.seen[2 * slot + 1], number)
 
     def release(self) -> NDArray[np.int64]:
         """What an arrival hands on."""

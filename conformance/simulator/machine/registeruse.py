@@ -32,7 +32,8 @@ def find_register_uses(program: Program) -> None:
         for instruction in segment.instructions:
             if not instruction.opcode.startswith(_OWN_CHECK):
                 touched.update(registers_of(instruction))
-                written.update(written_by(instruction))
+                if instruction.base != "mov":  # the assembler places copies: they are no accesses of the kernel's
+                    written.update(written_by(instruction))
         segment.touched, segment.written = frozenset(touched), frozenset(written)
 
 

@@ -66,12 +66,16 @@ class SharedTraffic:
         :param pipelined: its number, if a later overwrite must wait for it.
         :raises Fault: if they are not filled, not fenced, or not waited for.
         """
-        self._check_filled(warp, granules, what)
-        self._check_fenced(warp, granules, what)
+        self.check_read(warp, granules, what)
         if pipelined is not None:
             self._read_by[granules] = warp.order.asynchronous.pipe
             self._read_number[granules] = pipelined
         return self.space.begin_read(self.bytes_of(granules), what)
+
+    def check_read(self, warp: Warp, granules: NDArray[np.int64], what: str) -> None:
+        """Whether an asynchronous operation of ``warp`` may read these units. :raises Fault: otherwise."""
+        self._check_filled(warp, granules, what)
+        self._check_fenced(warp, granules, what)
 
     def begin_fill(self, warp: Warp, address: int, size: int, what: str, mbarrier: int, phase: int) -> Token:
         """A copy issued by ``warp`` will write a range and announce it on phase ``phase`` of an mbarrier.
