@@ -1,8 +1,8 @@
 """The host code of `flamia.kernels` on the simulator: its launches execute here, on PyTorch's CPU tensors.
 
-Inside `simulated_device` CPU tensors pass for CUDA tensors: they say that they are on a CUDA device, and the address they
-give is one of the simulator's global memory. So wrappers such as `flamia.kernels.quantize.quantize_qkv` run unchanged,
-for whatever target one likes, without a GPU.
+Inside `simulated_device` CPU tensors pass for CUDA tensors: they say that they are on a CUDA device, and the address
+they give is one of the simulator's global memory. So wrappers such as `flamia.kernels.quantize.quantize_qkv` run
+unchanged, for whatever target one likes, without a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class CpuDevice(str):
     """``cpu`` for PyTorch, a CUDA device for `flamia.kernels`."""
 
     type = "cuda"
-    index = 0
+
+    # A device has an index, and a string a method of that name.
+    index = 0  # type: ignore[assignment]
 
 
 POISON = 0xFD
@@ -50,7 +52,7 @@ class HostMemory:
         if real_address == 0:
             return 0
         storage = tensor.untyped_storage()
-        base = storage.data_ptr()
+        base = int(storage.data_ptr())
         if base not in self.known:
             import torch
 
@@ -104,7 +106,7 @@ def simulated_device(
         memory.fresh[storage.data_ptr()] = storage
         return tensor
 
-    patches = [
+    patches: list[Any] = [
         mock.patch.object(torch.Tensor, "data_ptr", lambda x: memory.address(x, data_ptr(x))),
         mock.patch.object(torch.Tensor, "device", property(lambda x: device)),
         mock.patch.object(torch, "empty", lambda *a, **k: remember(empty(*a, **k))),

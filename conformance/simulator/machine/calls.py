@@ -13,6 +13,7 @@ from flamia.conformance.simulator.ptx.syntax import (
     Address,
     Function,
     Guard,
+    Immediate,
     Instruction,
     Module,
     Negated,
@@ -121,8 +122,9 @@ def _renamed(operand: Operand, suffix: str, rename: Callable[[str], str]) -> Ope
             return Symbol(rename(name), offset)
         case Address(base, offset, coordinates):
             inner = _renamed(base, suffix, rename)
-            assert isinstance(inner, Register | Symbol) or inner == base
-            return replace(operand, base=inner, coordinates=tuple(_renamed(c, suffix, rename) for c in coordinates))
+            assert isinstance(inner, Register | Symbol | Immediate)
+            moved = tuple(Register(c.name + suffix) if isinstance(c, Register) else c for c in coordinates)
+            return replace(operand, base=inner, coordinates=moved)
         case Vector(items):
             return Vector(tuple(_renamed(i, suffix, rename) for i in items))
         case Pair(first, second):

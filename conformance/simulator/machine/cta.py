@@ -46,9 +46,10 @@ class Cluster:
 
     def unit(self, kind: type[Unit]) -> Unit:
         """The one object ``kind(self)`` of this cluster."""
-        if kind not in self._units:
-            self._units[kind] = kind(self)  # type: ignore[call-arg]
-        return self._units[kind]
+        found: Unit | None = self._units.get(kind)
+        if found is None:
+            found = self._units[kind] = kind(self)  # type: ignore[call-arg]
+        return found
 
 
 class Cta:
@@ -75,9 +76,10 @@ class Cta:
 
     def unit(self, kind: type[Unit]) -> Unit:
         """The one object ``kind(self)`` of this CTA, made when first asked for: state of an instruction family."""
-        if kind not in self._units:
-            self._units[kind] = kind(self)  # type: ignore[call-arg]
-        return self._units[kind]
+        found: Unit | None = self._units.get(kind)
+        if found is None:
+            found = self._units[kind] = kind(self)  # type: ignore[call-arg]
+        return found
 
     def at_end(self, check: Any) -> None:
         """Call ``check()`` when every warp has ended."""
@@ -102,13 +104,13 @@ class Cta:
         for v in (*program.function.variables, *program.module.variables.values()):
             if v.space != "shared":
                 continue
-            if v.bytes == 0:
+            if v.nbytes == 0:
                 dynamic.append(v.name)
                 align = max(align, v.align)
                 continue
             offset = -(-offset // v.align) * v.align
             self.addresses[v.name] = offset
-            offset += v.bytes
+            offset += v.nbytes
         static_end = offset
         offset = -(-offset // align) * align
         for name in dynamic:

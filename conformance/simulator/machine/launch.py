@@ -135,17 +135,17 @@ def _argument(parameter: Variable, value: Any, memory: DeviceMemory) -> bytes:
     if isinstance(value, np.ndarray | Uninitialised) and not (
         isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.names
     ):
-        return memory.allocate(value, parameter.name).to_bytes(parameter.bytes, "little")
+        return memory.allocate(value, parameter.name).to_bytes(parameter.nbytes, "little")
     if isinstance(value, bytes | np.void | np.ndarray):
         raw = bytes(value) if isinstance(value, bytes) else value.tobytes()
     elif isinstance(value, np.generic):
         raw = value.tobytes()
     elif parameter.type in ("f32", "f64"):
-        raw = np.array(value, f"f{parameter.bytes}").tobytes()
+        raw = np.array(value, f"f{parameter.nbytes}").tobytes()
     else:
-        raw = (int(value) % (1 << 8 * parameter.bytes)).to_bytes(parameter.bytes, "little")
-    if len(raw) != parameter.bytes:
-        raise ValueError(f"{parameter.name} must be {parameter.bytes} bytes, got {len(raw)}")
+        raw = (int(value) % (1 << 8 * parameter.nbytes)).to_bytes(parameter.nbytes, "little")
+    if len(raw) != parameter.nbytes:
+        raise ValueError(f"{parameter.name} must be {parameter.nbytes} bytes, got {len(raw)}")
     return raw
 
 
@@ -160,13 +160,13 @@ def _arena(program: Program, memory: DeviceMemory, values: list[bytes]) -> tuple
         align = max(v.align, 16)
         offset = -(-offset // align) * align
         addresses[v.name] = base.base + offset
-        offset += v.bytes + 64
+        offset += v.nbytes + 64
     space = Space(base.name, base.base, offset + GUARD)
     space.data[: base.size], space.state[: base.size] = base.data[: base.size], base.state[: base.size]
     for v, raw in placed:
         state = WRITTEN | (0 if v.space == "global" else READ_ONLY)
-        where = space.allocate(addresses[v.name], v.bytes, state)
-        content = bytearray(raw.ljust(v.bytes, b"\0"))
+        where = space.allocate(addresses[v.name], v.nbytes, state)
+        content = bytearray(raw.ljust(v.nbytes, b"\0"))
         for at, name, addend in v.references:
             content[at : at + 8] = (addresses[name] + addend).to_bytes(8, "little")
         space.data[where] = np.frombuffer(bytes(content), np.uint8)

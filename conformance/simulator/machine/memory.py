@@ -20,7 +20,7 @@ ALLOCATED, WRITTEN, READ_ONLY, IN_FLIGHT, BEING_READ, APPROXIMATE = 1, 2, 4, 8, 
 GUARD = 1024
 """Bytes at either end of a space that belong to nobody."""
 
-_UNIT = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
+_UNIT: dict[int, Any] = {1: np.dtype("u1"), 2: np.dtype("u2"), 4: np.dtype("u4"), 8: np.dtype("u8")}
 
 
 def _spread(bits: int, width: int) -> int:

@@ -87,4 +87,5 @@ class Order:
 
     def unfenced(self, tags: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Which of these tags the async proxy need not see; tag 0 stands for what no generic store wrote."""
-        return (tags != 0) & (self.fenced[(tags >> 20).astype(np.intp)] < (tags & 0xFFFFF))
+        late: NDArray[np.bool_] = self.fenced[(tags >> 20).astype(np.intp)] < (tags & 0xFFFFF)
+        return (tags != 0) & late

@@ -40,7 +40,8 @@ def _row(
             key = (width, spec.type, spec.part)
             if key not in views:
                 views[key] = _view(files[width], width, spec.type, spec.part)
-            return views[key][program.storage[spec.name]]
+            row: Row = views[key][program.storage[spec.name]]
+            return row
         case "constant":
             return np.asarray(spec.lanes)
         case "special":
@@ -59,7 +60,8 @@ def _view(file: NDArray[Any], width: int, kind: str, part: int) -> NDArray[Any]:
         return file
     dtype = np.dtype(DTYPES[kind])
     step = width // dtype.itemsize
-    return file.reshape(len(file), -1).view(dtype)[:, part::step]
+    pieces: NDArray[Any] = file.reshape(len(file), -1).view(dtype)[:, part::step]
+    return pieces
 
 
 def _special(warp: Warp, name: str) -> NDArray[Any]:

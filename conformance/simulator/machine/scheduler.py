@@ -82,9 +82,10 @@ class Machine:
 
     def unit(self, kind: type[Unit]) -> Unit:
         """The one object ``kind(self)`` of this launch."""
-        if kind not in self._units:
-            self._units[kind] = kind(self)  # type: ignore[call-arg]
-        return self._units[kind]
+        found: Unit | None = self._units.get(kind)
+        if found is None:
+            found = self._units[kind] = kind(self)  # type: ignore[call-arg]
+        return found
 
     def take_slot(self) -> int:
         """A multiprocessor for a CTA."""
@@ -226,5 +227,5 @@ def _lay_out_local(program: Program) -> tuple[dict[str, int], int]:
         if v.space in ("local", "param"):
             offset = -(-offset // v.align) * v.align
             out[v.name] = offset
-            offset += v.bytes
+            offset += v.nbytes
     return out, -(-offset // 16) * 16

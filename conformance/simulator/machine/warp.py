@@ -84,9 +84,10 @@ class Warp:
 
     def unit(self, kind: type[Unit]) -> Unit:
         """The one object ``kind(self)`` of this warp, made when first asked for: state of an instruction family."""
-        if kind not in self._units:
-            self._units[kind] = kind(self)  # type: ignore[call-arg]
-        return self._units[kind]
+        found: Unit | None = self._units.get(kind)
+        if found is None:
+            found = self._units[kind] = kind(self)  # type: ignore[call-arg]
+        return found
 
     # --- operands ----------------------------------------------------------------------------------------------------
 
@@ -151,7 +152,7 @@ class Warp:
                 if not self._control(fragment, segment, segment.control):
                     break
                 continue
-            steps = iter(segment.simple)
+            steps: Any = iter(segment.simple)
             try:
                 for step in steps:
                     step(self, mask)

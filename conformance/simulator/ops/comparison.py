@@ -10,8 +10,8 @@ import numpy as np
 from flamia.conformance.simulator.machine.site import Site
 from flamia.conformance.simulator.machine.types import DTYPES, FULL, Row
 from flamia.conformance.simulator.ops.elementwise import assign
-from flamia.conformance.simulator.ops.floating import flush
 from flamia.conformance.simulator.ops.registry import Run, op
+from flamia.conformance.simulator.ops.rounding import flush
 from flamia.conformance.simulator.ptx.syntax import Sink
 
 _ORDERED: dict[str, Any] = {
@@ -32,7 +32,7 @@ _INTEGERS = tuple(f"{k}{bits}" for k in "bus" for bits in (16, 32, 64))
 def _comparison(name: str, kind: str) -> Callable[[Row, Row], Row]:
     """By name: for floats, ``eq`` ... are false with a NaN (``ne`` too), ``equ`` ... are true."""
     if kind not in _FLOATS:
-        chosen: Any = _ORDERED[_UNSIGNED.get(name, name)]
+        chosen: Callable[[Row, Row], Row] = _ORDERED[_UNSIGNED.get(name, name)]
         return chosen
     if name == "num":
         return lambda a, b: ~(np.isnan(a) | np.isnan(b))
@@ -41,7 +41,7 @@ def _comparison(name: str, kind: str) -> Callable[[Row, Row], Row]:
     if name == "ne":
         return lambda a, b: (a < b) | (a > b)
     if name in _ORDERED:
-        ordered: Any = _ORDERED[name]
+        ordered: Callable[[Row, Row], Row] = _ORDERED[name]
         return ordered
     opposite = {"equ": "ne", "neu": "eq", "ltu": "ge", "leu": "gt", "gtu": "le", "geu": "lt"}[name]
     inner = _comparison(opposite, kind)

@@ -106,7 +106,7 @@ def wide_product(a: Row, b: Row) -> Row:
     return np.multiply(a, b, dtype=wide)
 
 
-_PRODUCTS = {"lo": np.multiply, "hi": high_product, "wide": wide_product}
+_PRODUCTS: dict[str, Any] = {"lo": np.multiply, "hi": high_product, "wide": wide_product}
 
 
 @op("mul", types=WORDS)

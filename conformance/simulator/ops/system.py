@@ -26,7 +26,7 @@ class RegisterPool:
         per_thread = min(255, REGISTERS // threads) // 8 * 8
         self.cta = cta
         limit = cta.program.function.directives.get("maxnreg")
-        self.per_thread = [min(per_thread, limit[0]) if limit else per_thread] * len(cta.warps)
+        self.per_thread: list[int] = [min(per_thread, limit[0]) if limit else per_thread] * len(cta.warps)
         self.total = 32 * sum(self.per_thread)
 
     @property
@@ -37,7 +37,7 @@ class RegisterPool:
 
 @op("setmaxnreg", control=True)
 def compile_setmaxnreg(site: Site) -> Run:
-    """``setmaxnreg.{inc,dec}.sync.aligned.u32 n``: dec releases registers; inc waits until the CTA's pool has enough."""
+    """``setmaxnreg.{inc,dec}.sync.aligned.u32 n``: dec releases registers; inc waits for the CTA's pool."""
     site.take_type("u32")
     action = site.take("inc", "dec")
     if not (site.flag("sync") and site.flag("aligned")) or not action:

@@ -117,7 +117,7 @@ class _Body:
         name = self._scoped(v.name, scope)
         scope.variables[v.name] = name
         self.function.variables.append(
-            Variable(name, v.space, v.type, v.bytes, v.align, v.initial, v.references, v.external)
+            Variable(name, v.space, v.type, v.nbytes, v.align, v.initial, v.references, v.external)
         )
 
     def _registers(self) -> None:

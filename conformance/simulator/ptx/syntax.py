@@ -142,7 +142,7 @@ class Variable:
 
     :param space: ``global``, ``const``, ``shared``, ``local`` or ``param``.
     :param type: of an element, for example ``u32``.
-    :param bytes: in all; 0 for an unsized ``extern`` array.
+    :param nbytes: in all; 0 for an unsized ``extern`` array.
     :param initial: bytes of the initial value; empty for none. References to symbols are in ``references``.
     :param references: (byte offset, symbol, addend) of addresses in the initial value.
     """
@@ -150,7 +150,7 @@ class Variable:
     name: str
     space: str
     type: str
-    bytes: int
+    nbytes: int
     align: int
     initial: bytes = b""
     references: tuple[tuple[int, str, int], ...] = ()

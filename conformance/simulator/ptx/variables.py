@@ -75,7 +75,8 @@ def _variable(stream: Stream, name: str, space: str, kind: str, lanes: int, alig
             continue
         count *= stream.integer()
         stream.expect("]")
-    initial, references = b"", ()
+    initial: bytes = b""
+    references: tuple[tuple[int, str, int], ...] = ()
     if stream.accept("="):
         initial, references = _initial_value(stream, width)
         count = count or len(initial) // width
