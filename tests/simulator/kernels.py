@@ -30,9 +30,8 @@ def module(body: str, parameters: Sequence[str] = ("u64",), shared: int = 0, tar
             declared.append(f".reg .{kind} %{name}<{max(numbers) + 1}>;")
     array = f".shared .align 1024 .b8 smem[{shared}];" if shared else ""
     listed = ",\n".join(f".param .{kind} k_param_{i}" for i, kind in enumerate(parameters))
-    return (
-        f".version 9.0\n.target {target}\n.address_size 64\n.visible .entry k(\n{listed}\n)\n{{\n"
-        + "\n".join([*declared, array, text, "ret;\n}\n"])
+    return f".version 9.0\n.target {target}\n.address_size 64\n.visible .entry k(\n{listed}\n)\n{{\n" + "\n".join(
+        [*declared, array, text, "ret;\n}\n"]
     )
 
 

@@ -216,9 +216,8 @@ FAULTS = {
     ),
     "descriptors that differ between warps": (
         af.WarpgroupMismatch,
-        "and.b32 %r23, %r1, 32;\ncvt.u64.u32 %rd4, %r23;\nadd.u64 %rd2, %rd2, %rd4;\n"
-        + (FENCE + ONE_PRODUCT + COMMIT + WAIT),
-        +FENCE + ONE_PRODUCT + COMMIT + WAIT,
+        "and.b32 %r23, %r1, 32;\ncvt.u64.u32 %rd4, %r23;\n"
+        + ("add.u64 %rd2, %rd2, %rd4;\n" + FENCE + ONE_PRODUCT + COMMIT + WAIT),
     ),
     "descriptors that differ between lanes": (
         faults.NotUniform,
