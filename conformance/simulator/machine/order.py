@@ -88,4 +88,5 @@ class Order:
     def unfenced(self, tags: NDArray[np.uint32]) -> NDArray[np.bool_]:
         """Which of these tags the async proxy need not see; tag 0 stands for what no generic store wrote."""
         late: NDArray[np.bool_] = self.fenced[(tags >> 20).astype(np.intp)] < (tags & 0xFFFFF)
-        return (tags != 0) & late
+        out: NDArray[np.bool_] = (tags != 0) & late
+        return out

@@ -14,36 +14,54 @@ if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.warp import Warp
 
 
-def build_rows(program: Program, warp: Warp) -> list[Row]:
-    """`Warp.rows` for `Program.rows`."""
-    files: dict[int, NDArray[Any]] = {}
-    for width, count in program.counts.items():
-        if width == 16:
-            files[width] = np.zeros((count, LANES, 2), np.uint64)
-        else:
-            files[width] = np.zeros((count, LANES), np.dtype(f"u{width}") if width else np.bool_)
-    views: dict[tuple[int, str, int], NDArray[Any]] = {}
-    return [_row(program, warp, spec, files, views) for spec in program.rows]
+POISON = 0xEB
+"""Bytes of registers that nothing wrote: on the chip they hold anything."""
 
 
-def _row(
-    program: Program,
-    warp: Warp,
-    spec: RowSpec,
-    files: dict[int, NDArray[Any]],
-    views: dict[tuple[int, str, int], NDArray[Any]],
-) -> Row:
+class RowPlan:
+    """How the rows of a program are made for a warp.
+
+    :param shared: rows that are the same in every warp; None where they are not.
+    :param registers: by width, type and part of a register: pairs of a row and the register's index in its file.
+    :param others: rows that depend on the warp, or are its own.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.shared: list[Row] = [spec.lanes if spec.kind == "constant" else None for spec in program.rows]
+        self.registers: dict[tuple[int, str, int], list[tuple[int, int]]] = {}
+        self.others: list[tuple[int, RowSpec]] = []
+        self.counts = dict(program.counts)
+        for row, spec in enumerate(program.rows):
+            if spec.kind == "register":
+                declared = program.function.registers[spec.name]
+                width = 0 if declared == "pred" else width_of(declared)
+                key = (width, spec.type, spec.part)
+                self.registers.setdefault(key, []).append((row, program.storage[spec.name]))
+            elif spec.kind != "constant":
+                self.others.append((row, spec))
+
+    def build(self, warp: Warp) -> list[Row]:
+        """`Warp.rows`, with registers of their own."""
+        rows = self.shared.copy()
+        files: dict[int, NDArray[Any]] = {}
+        for width, count in self.counts.items():
+            if width:
+                cells = np.full(count * LANES * width, POISON, np.uint8)
+                shape = (count, LANES, 2) if width == 16 else (count, LANES)
+                files[width] = cells.view(np.dtype(f"u{min(width, 8)}")).reshape(shape)
+            else:
+                files[width] = np.zeros((count, LANES), np.bool_)
+        for (width, kind, part), pairs in self.registers.items():
+            view = _view(files[width], width, kind, part)
+            for row, index in pairs:
+                rows[row] = view[index]
+        for row, spec in self.others:
+            rows[row] = _own_row(warp, spec)
+        return rows
+
+
+def _own_row(warp: Warp, spec: RowSpec) -> Row:
     match spec.kind:
-        case "register":
-            declared = program.function.registers[spec.name]
-            width = 0 if declared == "pred" else width_of(declared)
-            key = (width, spec.type, spec.part)
-            if key not in views:
-                views[key] = _view(files[width], width, spec.type, spec.part)
-            row: Row = views[key][program.storage[spec.name]]
-            return row
-        case "constant":
-            return np.asarray(spec.lanes)
         case "special":
             return _special(warp, spec.name).astype(DTYPES[spec.type])
         case "symbol":

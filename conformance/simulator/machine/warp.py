@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 from flamia.conformance.simulator.machine.faults import Fault, NotUniform
 from flamia.conformance.simulator.machine.order import Order
 from flamia.conformance.simulator.machine.outcomes import Blocked, Exit, NeedLanes
-from flamia.conformance.simulator.machine.registers import build_rows
+from flamia.conformance.simulator.machine.registers import RowPlan
 from flamia.conformance.simulator.machine.registeruse import raise_in_flight
 from flamia.conformance.simulator.machine.types import ALL_LANES, FULL, NO_LANES, Row, as_mask, lanes_of
 
 if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.cta import Cta
     from flamia.conformance.simulator.machine.program import Segment
+    from flamia.conformance.simulator.machine.scheduler import Machine
 
 Unit = TypeVar("Unit")
 
@@ -72,7 +73,7 @@ class Warp:
         threads = cta.threads
         self.live: NDArray[np.bool_] = as_mask(np.arange(32) + 32 * index < threads)
         self.executed = [0] * (len(self.program.segments) + 1)
-        self.rows: list[Row] = build_rows(self.program, self)
+        self.rows: list[Row] = self.machine.unit(_Plan).plan.build(self)
         self.order = Order(cta.order_slot(index))
         self.fragments = [Fragment(0, self.live, ())]
         self.in_flight: dict[str, str] = {}
@@ -332,6 +333,13 @@ class Warp:
                 f"{self} lanes {lanes_of(join.arrived)}: wait for lanes {lanes_of(join.members & ~join.arrived)}"
             )
         return out
+
+
+class _Plan:
+    """The program's rows, planned once for all warps of a launch."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.plan = RowPlan(machine.program)
 
 
 class _Meetings:

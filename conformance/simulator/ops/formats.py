@@ -1,7 +1,6 @@
 """Number formats narrower than FP64, and rounding to them at bit level.
 
-A format has a sign bit (unless it says otherwise), exponent bits and mantissa bits. Rounding works on exact float64
-values: the value is scaled so that the format's spacing at it is 1, and rounded to an integer there.
+A format has a sign bit, exponent bits and mantissa bits. Rounding works on the bits of exact float64 values.
 """
 
 from __future__ import annotations
@@ -45,18 +44,6 @@ E3M2 = Format("e3m2", 2, 6, 3, 0x1F, -1, 0x1F)
 FORMATS = {f.name: f for f in (F16, BF16, TF32, E4M3, E5M2, E2M1, E2M3, E3M2)}
 
 
-def _round(q: Row, mode: str) -> Row:
-    """Non-negative ``q`` to an integer; directed modes are already those of the magnitude."""
-    match mode:
-        case "rn":
-            return np.rint(q)
-        case "rna":
-            return np.floor(q + 0.5)
-        case "down":
-            return np.floor(q)
-    return np.ceil(q)
-
-
 def encode(x: Row, f: Format, mode: str = "rn", saturate: bool = False) -> Row:
     """Codes of float64 lanes.
 
@@ -65,31 +52,48 @@ def encode(x: Row, f: Format, mode: str = "rn", saturate: bool = False) -> Row:
         or the NaN of a format without one.
     :returns: uint32.
     """
-    negative = np.signbit(x)
-    magnitude = np.abs(x)
-    finite = np.isfinite(magnitude)
-    small = np.where(finite, magnitude, 0.0)
-    exponent = np.where(small > 0, np.maximum(np.frexp(small)[1] - 1, 1 - f.bias), 1 - f.bias)
-    q = np.ldexp(small, f.mantissa - exponent)
-    if mode in ("rm", "rp"):
-        up = negative if mode == "rm" else ~negative
-        rounded = np.where(up, np.ceil(q), np.floor(q))
-    else:
-        rounded = _round(q, "down" if mode == "rz" else mode)
+    bits = np.ascontiguousarray(x).view(np.int64)
+    magnitude = bits & _MAGNITUDE
+    negative = bits < 0
+    field = magnitude >> 52  # float64's exponent
+    lowest = 1024 - f.bias  # of the smallest normal number
+    # Bits below the format's spacing at the value, which is constant among its subnormals; 62 drops everything.
+    drop = np.minimum(np.maximum(lowest - field, 0) + (52 - f.mantissa), 62)
+    significand = (magnitude & _FRACTION) | (np.minimum(field, 1) << 52)
+    half = np.left_shift(1, drop - 1)
+    match mode:
+        case "rn":
+            more = half - 1 + ((significand >> drop) & 1)
+        case "rna":
+            more = half
+        case "rz":
+            more = 0
+        case _:
+            more = np.where(negative if mode == "rm" else ~negative, 2 * half - 1, 0)
     # Fields carry into each other, so that a mantissa that rounds up to 2 raises the exponent.
-    code = ((exponent - (1 - f.bias)).astype(np.int64) << f.mantissa) + rounded.astype(np.int64)
-    over = ~finite | (code > f.largest)
-    limit = f.largest if saturate or f.infinity < 0 else f.infinity
-    if not saturate and f.infinity >= 0 and mode in ("rz", "rm", "rp"):
-        # Rounding toward zero stops at the largest finite number; infinity itself stays.
-        toward = (mode == "rz") | (negative if mode == "rp" else ~negative)
-        code = np.where(over, np.where(finite & toward, f.largest, limit), code)
-    elif not saturate and f.infinity < 0:
-        code = np.where(over, f.nan, code)
-    else:
-        code = np.where(over, limit, code)
-    code = code | np.where(negative, 1 << (f.bits - 1), 0)
-    return np.where(np.isnan(x), f.nan, code).astype(np.uint32)
+    code = ((np.maximum(field, lowest) - lowest) << f.mantissa) + ((significand + more) >> drop)
+    over = code > f.largest
+    if over.any():
+        code = np.where(over, _overflow(magnitude, negative, f, mode, saturate), code)
+        code = np.where(magnitude > _INFINITY, f.nan, np.where(negative, code | (1 << (f.bits - 1)), code))
+        return code.astype(np.uint32)
+    return (code | (negative.astype(np.int64) << (f.bits - 1))).astype(np.uint32)
+
+
+_MAGNITUDE, _FRACTION, _INFINITY = np.int64(2**63 - 1), np.int64(2**52 - 1), np.int64(0x7FF << 52)
+
+
+def _overflow(magnitude: Row, negative: Row, f: Format, mode: str, saturate: bool) -> Row:
+    """Codes of magnitudes beyond the largest."""
+    if saturate:
+        return f.largest
+    if f.infinity < 0:
+        return f.nan
+    if mode in ("rn", "rna"):
+        return f.infinity
+    # Rounding toward zero stops at the largest finite number; infinity itself stays.
+    toward = mode == "rz" or (negative if mode == "rp" else ~negative)
+    return np.where((magnitude < _INFINITY) & toward, f.largest, f.infinity)
 
 
 def _decode_one(code: int, f: Format) -> float:

@@ -40,7 +40,7 @@ def store_codes(site: Site, kind: str, function: Callable[..., Row], count: int)
 
     def run(warp: Any, mask: Any) -> None:
         rows = warp.rows
-        value = function(*[to_pieces(rows[s]) for s in sources]).astype(np.uint16).view(dtype)
+        value = function(*[to_pieces(rows[s]) for s in sources]).astype(np.uint16, copy=False).view(dtype)
         if mask is FULL:
             rows[target][...] = value
         else:
@@ -107,26 +107,36 @@ def compile_min_max(site: Site) -> Run:
     site.expect_operands(3, 4)
     f = format_of(kind)
 
+    choose: Any = np.maximum if largest else np.minimum
+    infinity = np.uint16(f.infinity)
+
     def pick(a: Row, b: Row) -> Row:
-        x, y = decode(a, f), decode(b, f)
-        # Keys that order the codes as numbers, -0 below +0.
-        ka, kb = (np.where(c & _SIGN, -(c & _MAGNITUDE).astype(np.int32) - 1, c) for c in (a, b))
-        first = (ka > kb) if largest else (ka < kb)
-        first = np.where(np.isnan(y), True, np.where(np.isnan(x), False, first))
-        return np.where(first, a, b)
+        """Of numbers: by int16 keys that order the codes, -0 below +0; the key of a key is the code."""
+        if magnitude:
+            return choose(a, b)
+        x, y = a.view(np.int16), b.view(np.int16)
+        key = choose(x ^ ((x >> 15) & 0x7FFF), y ^ ((y >> 15) & 0x7FFF))
+        return (key ^ ((key >> 15) & 0x7FFF)).view(np.uint16)
+
+    def pick_any(a: Row, b: Row) -> Row:
+        """A number before NaN."""
+        nan_a, nan_b = (a & _MAGNITUDE) > infinity, (b & _MAGNITUDE) > infinity
+        return np.where(nan_b, a, np.where(nan_a, b, pick(a, b)))
 
     def function(*codes: Row) -> Row:
         values = [flush_halves(c) if ftz else c for c in codes]
         plain = [c & _MAGNITUDE for c in values] if magnitude else values
+        nan = np.logical_or.reduce([(c & _MAGNITUDE) > infinity for c in values])
+        some = nan.any()
         out = plain[0]
         for c in plain[1:]:
-            out = pick(out, c)
-        nan = np.isnan(decode(out, f))
+            out = pick_any(out, c) if some else pick(out, c)
         if xorsign:
             out = (out & _MAGNITUDE) | ((values[0] ^ values[1]) & _SIGN)
-        if propagate:
-            nan = np.logical_or.reduce([np.isnan(decode(c, f)) for c in values])
-        return np.where(nan, f.nan, out)
+        if some:
+            lost = nan if propagate else (out & _MAGNITUDE) > infinity
+            out = np.where(lost, np.uint16(f.nan), out)
+        return out
 
     return store_codes(site, kind, function, len(site.operands) - 1)
 
