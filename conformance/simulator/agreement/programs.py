@@ -47,5 +47,6 @@ KERNELS = (
     _program("register_budget", PIPELINES, 1280, (256,), threads=384),
     _program("remote_memory", CLUSTERS, 512, (1024,), blocks=4, cluster=2),
     _program("remote_arrivals", CLUSTERS, 7 * 256, (2, 7, 128), blocks=2, cluster=2),
+    _program("wgmma_overlap", "wgmma", 8 * 640, (32, 128), dtype=np.float32),
     _program("bulk_to_peer", CLUSTERS, 512, (2, 1024), blocks=2, cluster=2),
 )
