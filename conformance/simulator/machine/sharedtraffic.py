@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.warp import Warp
 
 
+_BYTES = np.arange(16)
+
+
 class SharedTraffic:
     """Asynchronous use of the shared memory of one CTA.
 
@@ -48,7 +51,7 @@ class SharedTraffic:
 
     def bytes_of(self, granules: NDArray[np.int64]) -> NDArray[np.int64]:
         """Indices of the bytes of some units, sorted if they are."""
-        return (granules[:, None] * 16 + np.arange(16)).ravel()
+        return (granules[:, None] * 16 + _BYTES).ravel()
 
     def check_range(self, granules: NDArray[np.int64], what: str) -> None:
         """:raises BadDescriptor: if a unit lies outside the memory of the CTA."""
