@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
@@ -47,6 +47,26 @@ class Data:
             if found is not None:
                 return found.message
         return None
+
+
+class Simulated(Protocol):
+    """What the tools take: a `Case`, or anything else that is simulated under a name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def summary(self) -> str: ...
+
+    @property
+    def target(self) -> Target: ...
+
+    @property
+    def roles(self) -> Mapping[str, tuple[int, ...]]: ...
+
+    def simulate(self, seed: int = 0, **options: Any) -> tuple[Report, Data]:
+        """Run once."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import import_module
+from typing import Any
 
-from flamia.conformance.simulator.case import Case
+from flamia.conformance.simulator.case import Case, Simulated
 
 
-def _gemm_cases() -> dict[str, Case]:
+def _gemm_cases() -> Mapping[str, Simulated]:
     from flamia.conformance.simulator.examples.gemm import VARIANTS, gemm_case
 
     names = ("k_k", "k_mn", "mn_k", "mn_mn", "nvfp4")
     return {name: gemm_case(variant) for name, variant in zip(names, VARIANTS, strict=True)}
 
 
-def _agreement_cases() -> dict[str, Case]:
+def _agreement_cases() -> Mapping[str, Simulated]:
     from flamia.conformance.simulator.agreement.as_case import as_case
     from flamia.conformance.simulator.agreement.kernels import KERNELS
 
     return {name: as_case(kernel) for name, kernel in KERNELS.items()}
 
 
-SUBJECTS: dict[str, tuple[str, Callable[[], dict[str, Case]]]] = {
+def _quantize_cases() -> Mapping[str, Simulated]:
+    from flamia.conformance.simulator import kernel_cases
+
+    return kernel_cases.kernel_cases(kernel_cases.quantize, "a small pack: 130, 1, 0 and 33 tokens, bfloat16")
+
+
+def _schedule_cases() -> Mapping[str, Simulated]:
+    from flamia.conformance.simulator import kernel_cases
+
+    return kernel_cases.kernel_cases(kernel_cases.schedule, "a small pack: 130, 1, 0 and 33 tokens")
+
+
+SUBJECTS: dict[str, tuple[str, Callable[[], Mapping[str, Simulated]]]] = {
     "gemm": ("example: a block-scaled product on tcgen05, warp-specialised", _gemm_cases),
+    "schedule": ("the schedule kernel, through its host code; needs PyTorch", _schedule_cases),
+    "quantize": ("the quantization kernel, through its host code; needs PyTorch", _quantize_cases),
     "agreement": ("the kernels that also ran on an H200", _agreement_cases),
 }
 """Kernel -> what it is, and its cases."""
 
 
-def find_case(kernel: str, case: str | None = None) -> Case:
+def find_case(kernel: str, case: str | None = None) -> Simulated:
     """A case by names; without a case, the kernel's first. ``package.module:attribute`` is a `Case` of one's own.
 
     :raises ValueError: for names that are not known, with those that are.
@@ -50,7 +65,9 @@ def find_case(kernel: str, case: str | None = None) -> Case:
         raise ValueError(f"kernel must be one of {sorted(SUBJECTS)} or package.module:attribute, got {kernel!r}")
     cases = SUBJECTS[kernel][1]()
     if case is None:
-        return next(iter(cases.values()))
+        case = next(iter(cases))
     if case not in cases:
         raise ValueError(f"case of {kernel} must be one of {list(cases)}, got {case!r}")
-    return replace(cases[case], name=f"{kernel} {case}")
+    named: Any = replace(cases[case], name=f"{kernel} {case}")  # type: ignore[type-var]
+    chosen: Simulated = named
+    return chosen

@@ -27,7 +27,7 @@ def test_run_shows_a_kernel(tmp_path: Path) -> None:
     picture = tmp_path / "t.png"
     code, text = invoke("run", "gemm", "--timeline", "--png", str(picture), "--counts", "--cycles", "--width", "40")
     assert code == 0, text
-    assert "gemm[a k, b k, tiles]: 1 of 1 seeds gave the expected bytes" in text
+    assert "gemm k_k: 1 of 1 seeds gave the expected bytes" in text
     assert "CTA 0 multiply" in text and "█" in text and "tcgen05.mma 16" in text
     assert "no measurement" in text and "tensor core" in text
     assert picture.stat().st_size > 10_000

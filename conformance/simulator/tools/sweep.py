@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flamia.conformance.simulator.case import Case, Data
+from flamia.conformance.simulator.case import Data, Simulated
 from flamia.conformance.simulator.machine.faults import Fault
 from flamia.conformance.simulator.machine.launch import Report
 
@@ -39,7 +39,7 @@ class Sweep:
 
 
 def sweep(
-    case: Case,
+    case: Simulated,
     seeds: Iterable[int],
     *,
     stop: bool = False,
