@@ -22,6 +22,7 @@ def tensor_kernel(
     after_sync="tcgen05.fence::after_thread_sync;",
     ctas=1,
     allocated=512,
+    waits=True,
     seed=0,
     **options,
 ):
@@ -32,6 +33,7 @@ def tensor_kernel(
     :param columns: of tensor memory to return.
     :param words: uint32 ``(128, n)``: written by ``tcgen05.st`` to the columns from 256 on, before ``work``.
     :param before: PTX for all threads, before ``work``; ``behind``: for all threads, when one of them begins ``work``.
+    :param waits: whether the copy into shared memory is waited for before ``work``; else behind it.
     :param read: PTX in place of the default reading of all lanes and ``columns``.
     :returns: uint32 ``(ctas, 128, columns)``, or of shape (128, columns) for one CTA.
     """
@@ -97,7 +99,7 @@ tcgen05.fence::before_thread_sync;
 @!%p1 bra LOADED;
 mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r21], {size};
 {copies}
-{wait("%r21", 0, "LOAD")}
+{wait("%r21", 0, "LOAD") if waits else ""}
 LOADED:
 bar.sync 0;
 {cluster_sync}
@@ -105,6 +107,7 @@ tcgen05.fence::after_thread_sync;
 {behind}
 @!{leader} bra ISSUED;
 {work}
+{"" if waits else wait("%r21", 0, "LOAD")}
 {commit}
 ISSUED:
 {wait("%r25", 0, "DONE")}

@@ -193,6 +193,43 @@ def test_order_of_one_warp(name, seed):
     assert type(caught.value) is kind, caught.value
 
 
+def test_a_load_may_be_waited_for_while_a_store_is_under_way():
+    """wait::ld covers the load though an earlier store is not waited for: what was read may be overwritten."""
+    st9 = ST1.replace("[%r24]", "[%r24+9]").replace("%r30", "%r1")
+    product(
+        read=st9
+        + LD1
+        + "tcgen05.wait::ld.sync.aligned;\n"
+        + ST1.replace("%r30", "%r1")
+        + "tcgen05.wait::st.sync.aligned;"
+    )
+
+
+SHARED = {
+    "an operand that a generic store wrote": (
+        faults.MissingProxyFence,
+        {"work": "st.shared.u32 [%r21+1024], %r1;\n" + WORK},
+    ),
+    "an operand that was not waited for": (af.Unobserved, {"waits": False}),
+    "a copy over an operand of a running mma": (
+        faults.OperandOverwritten,
+        {
+            "more": "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r21], 16;\n"
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r21+1024], [%rd120], 16, [%r21];\n"
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("seed", range(4))
+def test_shared_memory(name, seed):
+    kind, options = SHARED[name]
+    with pytest.raises(faults.Fault) as caught:
+        product(seed=seed, **options)
+    assert type(caught.value) is kind, caught.value
+
+
 def hand_over(*, wait_st=True, before=True, arrive=True, after=True, seed=0):
     """Warps 0 to 3 store A and the scales; thread 0 waits for an mbarrier, multiplies, and all read D back."""
     image_ = image()

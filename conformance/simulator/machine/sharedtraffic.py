@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine import asyncfaults, faults
+from flamia.conformance.simulator.machine.asyncorder import PIPE
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, Space, Token
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class SharedTraffic:
         """
         self.check_read(warp, granules, what)
         if pipelined is not None:
-            self._read_by[granules] = warp.order.asynchronous.pipe
+            self._read_by[granules] = warp.order.asynchronous.entry(PIPE)
             self._read_number[granules] = pipelined
         return self.space.begin_read(self.bytes_of(granules), what)
 

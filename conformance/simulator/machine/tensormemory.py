@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from flamia.conformance.simulator.machine import asyncfaults, faults
-from flamia.conformance.simulator.machine.asyncorder import AsyncOrder
+from flamia.conformance.simulator.machine import asyncfaults
+from flamia.conformance.simulator.machine.asyncorder import KINDS, LOAD, PIPE, STORE, AsyncOrder
 from flamia.conformance.simulator.tensor.tmem_layout import COLUMNS, LANES
 
 if TYPE_CHECKING:
@@ -154,9 +154,8 @@ class TensorMemory:
             at = (region.rows.start + int(row)) * CELL_LANES << 16 | (region.columns.start + int(column))
             raise asyncfaults.TmemUnwritten(f"{what} reads tensor memory that was never written", (), at)
         before = self._conflicts(self._writes, warp, region, pipelined, what, "written")
-        order = warp.order.asynchronous
-        marks = self._uses if pipelined else self._loads
-        marks.set(region, order.pipe if pipelined else order.ls, number)
+        marks, kind = (self._uses, PIPE) if pipelined else (self._loads, LOAD)
+        marks.set(region, warp.order.asynchronous.entry(kind), number)
         return before
 
     def write(self, warp: Warp, region: Region, number: int, pipelined: bool, what: str) -> list[Operation]:
@@ -167,8 +166,7 @@ class TensorMemory:
         writers = self._conflicts(self._writes, warp, region, pipelined, what, "written")
         # Who follows the last reader follows the writer that it read from.
         before = readers or writers
-        order = warp.order.asynchronous
-        self._writes.set(region, order.pipe if pipelined else order.ls, number)
+        self._writes.set(region, warp.order.asynchronous.entry(PIPE if pipelined else STORE), number)
         self._written[region.rows, region.columns] = True
         return before
 
@@ -186,13 +184,15 @@ class TensorMemory:
         order = warp.order.asynchronous
         found = []
         for entry, number in marks.unknown(region, order):
-            other = self._warp(entry // 2)
+            slot, kind = divmod(entry, KINDS)
+            other = self._warp(slot)
             operation = warp.cta.cluster.unit(Operations).find(entry, number)
-            issued = other is warp or order.after[order.issued_entry(entry // 2)] >= number
-            if entry % 2 and pipelined and issued:
+            issued = other is warp or order.after[order.issued_entry(slot)] >= number
+            if kind == PIPE and pipelined and issued:
                 found.append(operation)
                 continue
-            self._explain(warp, other, entry, number, operation, f"{what} uses tensor memory {verb} by", region.address)
+            begin = f"{what} uses tensor memory {verb} by {operation.label} of {other}"
+            self._explain(warp, other, kind, number, begin, region.address)
         return found
 
     def _warp(self, slot: int) -> Warp:
@@ -203,27 +203,25 @@ class TensorMemory:
         raise AssertionError(f"no warp {slot}")
 
     @staticmethod
-    def _explain(
-        warp: Warp, other: Warp, entry: int, number: int, operation: Operation, begin: str, address: int
-    ) -> NoReturn:
-        """Name the step that is missing between an operation and an access that conflicts with it."""
+    def _explain(warp: Warp, other: Warp, kind: int, number: int, begin: str, address: int) -> NoReturn:
+        """Name the step that is missing between an operation of ``other`` and an access that conflicts with it."""
         order, theirs = warp.order.asynchronous, other.order.asynchronous
-        text = f"{begin} {operation.label} of {other}"
-        if (order.seen[entry] >= number and other is not warp) or (entry % 2 and order.seen[entry] >= number):
+        entry = theirs.entry(kind)
+        if order.seen[entry] >= number and (other is not warp or kind == PIPE):
             raise asyncfaults.MissingTensorFence(
-                f"{text}: tcgen05.fence::after_thread_sync is missing behind the wait", (), address
+                f"{begin}: tcgen05.fence::after_thread_sync is missing behind the wait", (), address
             )
-        if entry % 2:
+        if kind == PIPE:
             raise asyncfaults.TmemInFlight(
-                f"{text}: no wait for a tcgen05.commit that covers it lies between", (), address
+                f"{begin}: no wait for a tcgen05.commit that covers it lies between", (), address
             )
-        if other is not warp and order.seen[order.sync_entry(other.order.slot)] < number:
-            raise asyncfaults.TensorRace(f"{text}: nothing orders the two", (), address)
-        if number > theirs.settled:
-            wait = "ld" if operation.kind == "ld" else "st"
-            raise asyncfaults.MissingTensorWait(f"{text}: tcgen05.wait::{wait} is missing", (), address)
+        if other is not warp and order.seen[order.synced_entry(kind, theirs.slot)] < number:
+            raise asyncfaults.TensorRace(f"{begin}: nothing orders the two", (), address)
+        if not theirs.has_waited(kind, number):
+            wait = "ld" if kind == LOAD else "st"
+            raise asyncfaults.MissingTensorWait(f"{begin}: tcgen05.wait::{wait} is missing", (), address)
         raise asyncfaults.MissingTensorFence(
-            f"{text}: tcgen05.fence::before_thread_sync is missing behind it", (), address
+            f"{begin}: tcgen05.fence::before_thread_sync is missing behind it", (), address
         )
 
 
@@ -240,6 +238,3 @@ class Operations:
     def find(self, entry: int, number: int) -> Operation:
         """The operation with this number."""
         return self._known[entry, number]
-
-
-__all__ = ["Operation", "Operations", "Region", "TensorMemory", "faults"]

@@ -2,7 +2,7 @@
 
 A copy reads its source and writes its destination at one moment, after a random delay; copies are not ordered among
 each other. Towards shared memory it announces itself on an mbarrier (complete-tx), towards global memory in a bulk
-group of the issuing thread. Reductions of floats round to nearest; those of several copies happen in the order of completion.
+group of the issuing thread. Reductions of floats round to nearest; several copies reduce in the order of completion.
 """
 
 from __future__ import annotations

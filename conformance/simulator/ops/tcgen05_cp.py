@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flamia.conformance.simulator.machine.asyncorder import PIPE
 from flamia.conformance.simulator.machine.sharedtraffic import SharedTraffic
 from flamia.conformance.simulator.machine.site import Site
 from flamia.conformance.simulator.machine.tensormemory import Operation, Operations, Region, TensorMemory
@@ -53,8 +54,8 @@ def compile_cp(site: Site) -> Run:
         addresses = movement.copy_addresses(descriptor, shape)
         granules = np.unique(addresses >> 4)
         order = warp.order.asynchronous
-        number = order.issue()
-        warp.cta.cluster.unit(Operations).add(order.pipe, number, operation)
+        number = order.issue(PIPE)
+        warp.cta.cluster.unit(Operations).add(order.entry(PIPE), number, operation)
         ctas = cores.ctas(warp, group)
         tokens, before = [], []
         for cta in ctas:

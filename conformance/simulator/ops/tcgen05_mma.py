@@ -1,6 +1,6 @@
 """``tcgen05.mma`` (PTX 9.7.16.10): what an instruction takes, in which order it is checked, and its execution.
 
-Dense: ``[d], a, b-desc, idesc{, {mask}}, enable{, scale}``; with scales: ``[d], a, b-desc, idesc, [sfa], [sfb], enable``.
+Dense: ``[d], a, b-desc, idesc{, {mask}}, enable{, scale}``; otherwise ``[d], a, b-desc, idesc, [sfa], [sfb], enable``.
 ``a`` is a descriptor or, in brackets, tensor memory. The collector buffers are hints and change nothing here.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from flamia.conformance.simulator.machine.asyncorder import PIPE
 from flamia.conformance.simulator.machine.memory import Token
 from flamia.conformance.simulator.machine.sharedtraffic import SharedTraffic
 from flamia.conformance.simulator.machine.site import Site
@@ -124,8 +125,8 @@ def compile_mma(site: Site) -> Run:
         i = product.instruction
         operation = Operation("mma", what, (product.d, i.m, i.n, group))
         order = warp.order.asynchronous
-        number = order.issue()
-        warp.cta.cluster.unit(Operations).add(order.pipe, number, operation)
+        number = order.issue(PIPE)
+        warp.cta.cluster.unit(Operations).add(order.entry(PIPE), number, operation)
         ctas = cores.ctas(warp, group)
         tokens = [token for cta in ctas for token in _take(warp, cta, product, number, operation)]
         keys = cores.begin(ctas, what)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine import asyncfaults
+from flamia.conformance.simulator.machine.asyncorder import LOAD, STORE
 from flamia.conformance.simulator.machine.outcomes import Blocked
 from flamia.conformance.simulator.machine.site import Site
 from flamia.conformance.simulator.machine.tensormemory import Operation, Operations, Region, TensorMemory
@@ -67,9 +68,9 @@ class _Shape:
 
 
 def _begin(warp: Warp, operation: Operation, stores: bool) -> int:
-    order = warp.order.asynchronous
-    number = order.begin_move(stores)
-    warp.cta.cluster.unit(Operations).add(order.ls, number, operation)
+    order, kind = warp.order.asynchronous, STORE if stores else LOAD
+    number = order.issue(kind)
+    warp.cta.cluster.unit(Operations).add(order.entry(kind), number, operation)
     return number
 
 
@@ -205,7 +206,7 @@ def compile_wait(site: Site) -> Run:
             return moves.stores if stores else moves.loads
 
         def finish() -> None:
-            warp.order.asynchronous.wait_moves(stores)
+            warp.order.asynchronous.wait(STORE if stores else LOAD)
             if not stores:
                 for name in moves.registers:
                     warp.in_flight.pop(name, None)

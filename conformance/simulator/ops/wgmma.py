@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine import asyncfaults, faults
+from flamia.conformance.simulator.machine.asyncorder import PIPE
 from flamia.conformance.simulator.machine.memory import Token
 from flamia.conformance.simulator.machine.outcomes import Blocked
 from flamia.conformance.simulator.machine.sharedtraffic import SharedTraffic
@@ -120,12 +121,11 @@ def compile_mma(site: Site) -> Run:
         pending = warp.unit(_Pending)
         _check_registers(warp, pending, form, what)
         product = _read(warp, mask, form, what)
-        order = warp.order.asynchronous
         group = warp.cta.unit(_Warpgroups).of(warp)
         shared = group.open.setdefault(pending.issued, product)
         if not shared.same(product):
             raise asyncfaults.WarpgroupMismatch(f"{what}: {warp} and another warp of its warpgroup differ in operands")
-        number = order.issue()
+        number = warp.order.asynchronous.issue(PIPE)
         shared.warps[warp.index % _WARPS], shared.numbers[warp.order.slot] = warp, number
         traffic = warp.cta.unit(SharedTraffic)
         for operand in product.operands():
