@@ -53,7 +53,10 @@ def reduce_values(operation: str, old: Any, new: Any) -> Any:
     with np.errstate(all="ignore"):
         match operation:
             case "add":
-                return old + new
+                total = old + new
+                if total.dtype.itemsize == 2:  # every NaN of the 16-bit formats leaves as the canonical one
+                    total.view(np.uint16)[np.isnan(total)] = 0x7FFF
+                return total
             case "min":
                 return np.minimum(old, new) if old.dtype.kind in "iu" else np.fmin(old, new)
             case "max":
