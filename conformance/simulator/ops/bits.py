@@ -40,11 +40,11 @@ def compile_cnot(site: Site) -> Run:
 @op("shl", "shr")
 def compile_shift(site: Site) -> Run:
     """``shl``, ``shr``: shifts by more than the width give 0, or the sign."""
-    kind = site.take_type(*(f"{k}{bits}" for k in "bus" for bits in (16, 32, 64)))
+    left = site.instruction.base == "shl"
+    kind = site.take_type(*(f"{k}{bits}" for k in ("b" if left else "bus") for bits in (16, 32, 64)))
     site.expect_operands(3)
     bits = int(kind[1:])
     dtype = np.dtype(DTYPES[kind])
-    left = site.instruction.base == "shl"
     target, a = site.target(0, kind), site.row(1, kind)
     amount = site.operand(2)
     if isinstance(amount, Immediate) and 0 <= amount.value < bits:

@@ -27,6 +27,13 @@ def ufunc1(function: Any, target: int, a: int) -> Run:
 
 def ufunc2(function: Any, target: int, a: int, b: int) -> Run:
     """``target = function(a, b)`` by a NumPy ufunc of the rows' own types."""
+    if function in (np.minimum, np.maximum):  # they warn of a third argument by position
+
+        def run_extreme(warp: Any, mask: Any) -> None:
+            rows = warp.rows
+            function(rows[a], rows[b], out=rows[target], where=mask)
+
+        return run_extreme
 
     def run(warp: Any, mask: Any) -> None:
         rows = warp.rows
