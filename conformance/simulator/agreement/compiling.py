@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
+
 from flamia.conformance.simulator.agreement.case import Kernel, headers
 from flamia.kernels.nvrtc import Compiled, load_nvrtc
 from flamia.kernels.targets import SM_90A
@@ -17,3 +20,8 @@ def compile_kernel(kernel: Kernel) -> tuple[Compiled, str]:
     nvrtc = load_nvrtc()
     compiled = nvrtc.compile(f"{kernel.name}.cu", kernel.text, headers(), SM_90A, OPTIONS)
     return compiled, f"NVRTC {nvrtc.version[0]}.{nvrtc.version[1]}"
+
+
+def digest_ptx(ptx: bytes) -> str:
+    """SHA-256 of PTX, but for the paths of its sources."""
+    return hashlib.sha256(re.sub(rb"(?m)^\s*\.file\s.*$", b"", ptx)).hexdigest()

@@ -6,7 +6,6 @@ Each family runs in a process of its own, so that a kernel that hangs or breaks 
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from flamia.conformance.simulator.agreement.case import Kernel
-from flamia.conformance.simulator.agreement.compiling import compile_kernel
+from flamia.conformance.simulator.agreement.compiling import compile_kernel, digest_ptx
 from flamia.conformance.simulator.agreement.kernels import find_kernels
 from flamia.conformance.simulator.agreement.results import Run
 
@@ -74,7 +73,7 @@ def _run_here(kernels: list[Kernel], seed: int, path: Path) -> None:
         for kernel in kernels:
             try:
                 compiled, run.compiler = compile_kernel(kernel)
-                run.digests[kernel.name] = hashlib.sha256(compiled.ptx).hexdigest()
+                run.digests[kernel.name] = digest_ptx(compiled.ptx)
                 cubin = Path(folder) / f"{kernel.name}.cubin"
                 cubin.write_bytes(compiled.cubin)
                 function = cupy.RawModule(path=str(cubin)).get_function("kernel")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from typing import Any
 
 from flamia.conformance.simulator.agreement.case import Kernel
-from flamia.conformance.simulator.agreement.compiling import compile_kernel
+from flamia.conformance.simulator.agreement.compiling import compile_kernel, digest_ptx
 from flamia.conformance.simulator.agreement.results import Run
 from flamia.conformance.simulator.machine.launch import simulate
 
@@ -30,7 +29,7 @@ def run_on_simulator(
         start = time.perf_counter()
         try:
             compiled, run.compiler = compile_kernel(kernel)
-            run.digests[kernel.name] = hashlib.sha256(compiled.ptx).hexdigest()
+            run.digests[kernel.name] = digest_ptx(compiled.ptx)
             outputs = kernel.allocate()
             simulate(
                 compiled.ptx.decode(),
