@@ -71,10 +71,13 @@ def test_integers_to_integers(source):
 
 
 @pytest.mark.parametrize("target", INTEGERS)
-@pytest.mark.parametrize(("source", "f", "some"), [("f32", F32, F32_CORNERS), ("f16", F16, F16_CORNERS), ("bf16", BF16, [])])
+@pytest.mark.parametrize(
+    ("source", "f", "some"), [("f32", F32, F32_CORNERS), ("f16", F16, F16_CORNERS), ("bf16", BF16, [])]
+)
 def test_floats_to_integers(source, f, some, target):
     """Clamped to the range; NaN gives 0, or the top bit of a 64-bit integer."""
-    ties = [Fraction(n, 2) for n in range(-9, 10)] + [Fraction(n) for n in (127, 128, 255, 256, -128, -129, 32767, 65535)]
+    ties = [Fraction(n, 2) for n in range(-9, 10)]
+    ties += [Fraction(n) for n in (127, 128, 255, 256, -128, -129, 32767, 65535)]
     wide = [Fraction(2) ** n - d for n in (31, 32, 63, 64) for d in (0, 1)] if f is not F16 else []
     bits = [exact.encode(v, f) for v in ties + wide] + [exact.encode(-v, f) for v in wide] + list(some)
     low, high = limits(target)
@@ -150,7 +153,8 @@ def test_halves_to_f32_keep_every_number():
 
 def test_doubles():
     bits = [exact.encode(exact.value_of(b, F32), F64) for b in F32_CORNERS]
-    bits = [b + d for b in bits for d in (0, 1, 1 << 28, (1 << 28) + 1, (1 << 29) - 1) if b & 0x7FF << 52 != 0x7FF << 52]
+    offsets = (0, 1, 1 << 28, (1 << 28) + 1, (1 << 29) - 1)
+    bits = [b + d for b in bits for d in offsets if b & 0x7FF << 52 != 0x7FF << 52]
     for mode in MODES:
         form = f"cvt.{mode}.f32.f64"
         assert_bits(form, apply(form, "f32", ("f64", bits)), encode_all(bits, F64, F32, mode), bits)

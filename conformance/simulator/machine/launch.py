@@ -163,6 +163,7 @@ def _arena(program: Program, memory: DeviceMemory, values: list[bytes]) -> tuple
         offset += v.nbytes + 64
     space = Space(base.name, base.base, offset + GUARD)
     space.data[: base.size], space.state[: base.size] = base.data[: base.size], base.state[: base.size]
+    space.has_approximate = bool((space.state & APPROXIMATE).any())
     for v, raw in placed:
         state = WRITTEN | (0 if v.space == "global" else READ_ONLY)
         where = space.allocate(addresses[v.name], v.nbytes, state)

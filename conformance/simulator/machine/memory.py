@@ -54,6 +54,7 @@ class Space:
         self.data: NDArray[np.uint8] = np.zeros(padded, np.uint8)
         self.state: NDArray[np.uint8] = np.zeros(padded, np.uint8)
         self.writer: NDArray[np.uint32] | None = None  # per 4 bytes: warp << 16 | epoch, see Note [Proxy order]
+        self.has_approximate = False  # whether any byte may be so marked
         self._readers: NDArray[np.uint8] | None = None
         self._views: dict[tuple[int, int], tuple[Any, Any, int]] = {}
         self.tokens: list[Token] = []
@@ -121,6 +122,7 @@ class Space:
         if wrong:
             self._check(address - self.base, size, mask, writes=True)
         data[cell] = values
+        self.has_approximate |= bool(state & APPROXIMATE)
         states[cell] = (
             (found | _spread(state, unit))
             if state & APPROXIMATE
@@ -131,6 +133,14 @@ class Space:
                 self.writer[relative >> 2] = writer
             else:
                 self.writer.reshape(-1, size // 4)[cell] = writer
+
+    def finds_approximate(self, address: NDArray[np.int64], unit: int, count: int, mask: NDArray[np.bool_]) -> bool:
+        """Whether any byte that the lanes of ``mask`` read there is marked."""
+        if not self.has_approximate:
+            return False
+        _, state, shift = self.view(unit, count)
+        found = state.take((address[mask] - self.base) >> shift, 0, mode="clip")
+        return bool((found & _UNIT[unit].type(_spread(APPROXIMATE, unit))).any())
 
     def _check(self, relative: NDArray[np.int64], size: int, mask: NDArray[np.bool_], writes: bool) -> None:
         """Find the first rule that lanes of ``mask`` break, if they do."""

@@ -16,7 +16,6 @@ from flamia.conformance.simulator.machine.calls import inline_calls
 from flamia.conformance.simulator.machine.flow import find_joins
 from flamia.conformance.simulator.machine.registeruse import find_register_uses
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.taint import find_approximate
 from flamia.conformance.simulator.machine.types import ALL_LANES, DTYPES, FULL, LANES, NO_LANES, width_of
 from flamia.conformance.simulator.ops.registry import Run, find_family
 from flamia.conformance.simulator.ptx.syntax import Function, Guard, Instruction, Module, PtxError, Symbol, Variable
@@ -79,7 +78,6 @@ class Program:
     rows: list[RowSpec] = field(default_factory=list)
     storage: dict[str, int] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
-    approximate: frozenset[str] = frozenset()
     _known: dict[Any, int] = field(default_factory=dict)
 
     @property
@@ -89,10 +87,6 @@ class Program:
             i.opcode.startswith(("cp.async.bulk", "cp.reduce.async", "tcgen05", "wgmma"))
             for i in self.function.instructions
         )
-
-    def is_approximate(self, register: str) -> bool:
-        """Whether a register may hold the result of an ``.approx`` instruction, or what depends on one."""
-        return register in self.approximate
 
     @cached_property
     def uses_wgmma(self) -> bool:
@@ -152,7 +146,7 @@ def build_program(module: Module, function: Function) -> Program:
     :raises PtxError: for an instruction, modifier or operand that is not known.
     """
     function = inline_calls(module, function)
-    program = Program(module, function, approximate=find_approximate(function))
+    program = Program(module, function)
     for name, kind in function.registers.items():
         width = 0 if kind == "pred" else width_of(kind)
         program.storage[name] = program.counts.get(width, 0)

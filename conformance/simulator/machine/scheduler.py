@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.cta import Cluster, Dim
 from flamia.conformance.simulator.machine.memory import Space
+from flamia.conformance.simulator.machine.taint import Taint
 from flamia.conformance.simulator.machine.trace import Trace
 from flamia.conformance.simulator.machine.types import lanes_of
 
@@ -58,6 +59,7 @@ class Machine:
         self.grid, self.block, self.cluster, self.dynamic_shared = grid, block, cluster, dynamic_shared
         self.seed, self.strict, self.fast_mma, self.zero_shared = seed, strict, fast_mma, zero_shared
         self.random = random.Random(seed)
+        self.taint = Taint(program.function)
         self.trace = Trace(trace)
         self.multiprocessors = 132
         self.longest_delay, self.instruction_limit = longest_delay, instruction_limit

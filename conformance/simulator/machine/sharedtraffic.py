@@ -144,3 +144,4 @@ def copy_state(source: Space, at: Any, target: Space, to: Any) -> None:
     """Bytes that depend on results of approximate instructions stay marked when they are copied."""
     marks = source.state[at] & APPROXIMATE
     target.state[to] = (target.state[to] & ~np.uint8(APPROXIMATE)) | marks
+    target.has_approximate |= bool(marks.any())

@@ -1,13 +1,14 @@
 """Which registers may depend on results whose bits PTX leaves to the chip, Note [Approximate] of `ops.approximate`.
 
-A register is tainted if some instruction writes it that is approximate, or that reads a tainted register or a tainted
-space. A space is tainted if something tainted is stored to it. The order of instructions is not looked at, so that
-the answer errs on the side of more.
+A register is tainted if some instruction writes it that is approximate or reads a tainted register. The order of
+instructions is not looked at, so that the answer errs on the side of more. Through memory the mark travels byte by
+byte (`memory.APPROXIMATE`): a load of marked bytes taints its registers from then on. Tensor memory has one mark for
+all of it; tensor cores that read shared memory are tainted if anything tainted is ever stored there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from flamia.conformance.simulator.ptx.syntax import (
     Address,
@@ -21,22 +22,44 @@ from flamia.conformance.simulator.ptx.syntax import (
 )
 
 _NO_RESULT = ("st", "red", "bra", "bar", "barrier", "fence", "membar", "prefetch", "nanosleep", "cp", "ret", "exit")
-_SPACES = ("global", "shared", "local", "tmem", "param", "const")
 
 
-def find_approximate(function: Function) -> frozenset[str]:
-    """Names of the tainted registers."""
-    tainted: set[str] = set()
-    spaces: set[str] = set()
-    facts = [_facts(i) for i in function.instructions]
-    while True:
-        before = len(tainted) + len(spaces)
-        for source, reads, writes, reads_spaces, writes_spaces in facts:
-            if source or not tainted.isdisjoint(reads) or not spaces.isdisjoint(reads_spaces):
-                tainted.update(writes)
-                spaces.update(writes_spaces)
-        if len(tainted) + len(spaces) == before:
-            return frozenset(tainted)
+class Taint:
+    """The tainted registers of a launch.
+
+    :param registers: their names.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self._facts = [_facts(i) for i in function.instructions]
+        self.registers: set[str] = set()
+        self._spaces: set[str] = set()
+        for source, _, writes, _, writes_spaces in self._facts:
+            if source:
+                self.registers |= writes
+                self._spaces |= writes_spaces
+        self._spread()
+
+    def add(self, names: frozenset[str]) -> None:
+        """These registers hold something approximate, too."""
+        if not names <= self.registers:
+            self.registers |= names
+            self._spread()
+
+    def covers(self, names: frozenset[str]) -> bool:
+        """Whether any of these registers is tainted."""
+        return bool(self.registers) and not self.registers.isdisjoint(names)
+
+    def _spread(self) -> None:
+        before = -1
+        while before != len(self.registers) + len(self._spaces):
+            before = len(self.registers) + len(self._spaces)
+            if not before:
+                return
+            for _, reads, writes, reads_spaces, writes_spaces in self._facts:
+                if not self.registers.isdisjoint(reads) or not self._spaces.isdisjoint(reads_spaces):
+                    self.registers |= writes
+                    self._spaces |= writes_spaces
 
 
 def is_approximate(instruction: Instruction) -> bool:
@@ -61,16 +84,9 @@ def _facts(i: Instruction) -> tuple[bool, set[str], set[str], set[str], set[str]
 
 
 def _spaces(i: Instruction) -> tuple[set[str], set[str]]:
-    named = [m.split("::")[0] for m in i.modifiers if m.split("::")[0] in _SPACES]
-    everywhere = {"global", "shared", "local"}
-    if i.base in ("ld", "ldu", "ldmatrix"):
-        return (set(named) or everywhere), set()
-    if i.base in ("st", "stmatrix", "red"):
-        return set(), (set(named) or everywhere)
-    if i.base == "atom":
-        return (set(named) or everywhere), (set(named) or everywhere)
-    if i.base == "cp" and len(named) >= 2:
-        return {named[1]}, {named[0]}
+    """Of those that are marked as a whole."""
+    if i.base in ("st", "stmatrix", "red", "atom"):
+        return set(), set() if "global" in i.modifiers or "local" in i.modifiers else {"shared"}
     if i.base == "wgmma":
         return {"shared"}, set()
     if i.opcode.startswith("tcgen05.ld"):
@@ -82,6 +98,11 @@ def _spaces(i: Instruction) -> tuple[set[str], set[str]]:
     if i.opcode.startswith("tcgen05.cp"):
         return {"shared"}, {"tmem"}
     return set(), set()
+
+
+def names_of(operands: Iterable[Operand]) -> frozenset[str]:
+    """Names of the registers in some operands, addresses left out."""
+    return frozenset(n for o in operands for n in _names(o))
 
 
 def _names(operand: Operand) -> Iterator[str]:

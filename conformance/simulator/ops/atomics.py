@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from flamia.conformance.simulator.machine.flags import Flags
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, WRITTEN
 from flamia.conformance.simulator.machine.site import Site
+from flamia.conformance.simulator.machine.taint import names_of
 from flamia.conformance.simulator.machine.types import DTYPES, Row, width_of
 from flamia.conformance.simulator.ops import rounding
 from flamia.conformance.simulator.ops.addressing import SPACES, compile_address, split_by_space
 from flamia.conformance.simulator.ops.formats import decode, encode
 from flamia.conformance.simulator.ops.halves import format_of
 from flamia.conformance.simulator.ops.registry import Run, op
-from flamia.conformance.simulator.ptx.syntax import Register, Sink
+from flamia.conformance.simulator.ptx.syntax import Sink
 
 _INTEGERS = ("u32", "s32", "u64", "s64", "b32", "b64", "b16", "b128")
 _FLOATS = ("f32", "f64", "f16", "f16x2", "bf16", "bf16x2")
@@ -73,7 +75,7 @@ def compile_atomic(site: Site) -> Run:
     """``atom{.sem}{.scope}{.space}.op{.noftz}{.vec}.type d, [a], b{, c}``; ``red`` without d."""
     kind = site.take_type(*_INTEGERS, *_FLOATS)
     is_atom = site.instruction.base == "atom"
-    site.take("relaxed", "acquire", "release", "acq_rel")
+    order = site.take("relaxed", "acquire", "release", "acq_rel")
     site.take("cta", "cluster", "gpu", "sys")
     space = site.take(*SPACES)
     name = site.take(*_NAMES)
@@ -95,8 +97,7 @@ def compile_atomic(site: Site) -> Run:
     combine = None
     if name != "cas":
         combine = _float(site, name, kind, space) if kind in _FLOATS and name != "exch" else _integer(name)
-    tainted = any(isinstance(s, Register) and site.program.is_approximate(s.name) for s in site.operands)
-    state = WRITTEN | (APPROXIMATE if tainted else 0)
+    given, taken = names_of(site.operands[first + 1 :]), names_of(results)
     unit = 8 if kind == "b128" else width_of(kind)
     units = 2 * count if kind == "b128" else count
     element = _element(kind)
@@ -109,9 +110,17 @@ def compile_atomic(site: Site) -> Run:
         wanted = _gather(rows, compare, unit, units) if compare is not None else None
         old = np.zeros((32, units), values.dtype)
         for memory, where, here in split_by_space(warp, space, address(warp), mask):
+            found = memory.finds_approximate(where, unit, units, here)
+            if found:
+                warp.machine.taint.add(taken)
+            state = WRITTEN | APPROXIMATE if found or warp.machine.taint.covers(given) else WRITTEN
             # A store of what is there checks the rules of writing for all lanes.
             data, _, shift = memory.view(unit, units)
             memory.store(where, memory.load(where, unit, units, here), unit, units, here, warp.order.tag, state)
+            if order in ("release", "acq_rel"):
+                warp.cta.cluster.unit(Flags).release(warp, memory, where, here)
+            if order in ("acquire", "acq_rel"):
+                warp.cta.cluster.unit(Flags).acquire(warp, memory, where, here)
             for lane in lanes:
                 if not here[lane]:
                     continue

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flamia.conformance.simulator.machine.mbarriers import Mbarriers
-from flamia.conformance.simulator.machine.memory import WRITTEN
+from flamia.conformance.simulator.machine.memory import APPROXIMATE, WRITTEN
 from flamia.conformance.simulator.machine.outcomes import Blocked
 from flamia.conformance.simulator.machine.site import Site
 from flamia.conformance.simulator.machine.types import lanes_of
@@ -81,7 +81,9 @@ def compile_copy(site: Site) -> Run:
         lanes = np.flatnonzero(mask)
         index = (where[lanes, None] - memory.base) + np.arange(size)
         cells = values.view(np.dtype(f"u{unit}"))
-        memory.store(where, cells[:, 0] if units == 1 else cells, unit, units, mask, warp.order.tag, WRITTEN)
+        marked = full.any() and machine.global_memory.finds_approximate(origin, unit, units, full)
+        state = WRITTEN | APPROXIMATE if marked else WRITTEN
+        memory.store(where, cells[:, 0] if units == 1 else cells, unit, units, mask, warp.order.tag, state)
         tag = warp.order.tag
         token = memory.begin_write(index.reshape(-1), "cp.async")
         copy = Copy(mask)

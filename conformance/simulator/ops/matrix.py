@@ -13,10 +13,10 @@ import numpy as np
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, WRITTEN
 from flamia.conformance.simulator.machine.site import Site
+from flamia.conformance.simulator.machine.taint import names_of
 from flamia.conformance.simulator.machine.types import Row, lanes_of
 from flamia.conformance.simulator.ops.addressing import compile_address, split_by_space
 from flamia.conformance.simulator.ops.registry import Run, op
-from flamia.conformance.simulator.ptx.syntax import Register
 
 _LANE = np.arange(32)
 
@@ -40,7 +40,7 @@ def compile_ldmatrix(site: Site) -> Run:
     """``ldmatrix.sync.aligned.m8n8.{x1,x2,x4}{.trans}.shared.b16 {d...}, [a]``."""
     count, transposed, space = _take_shape(site)
     site.expect_operands(2)
-    targets = [site.target(t, "u32") for t in site.items(0)]
+    targets, names = [site.target(t, "u32") for t in site.items(0)], names_of(site.items(0))
     address = compile_address(site, 1)
 
     def run(warp: Any, mask: Any) -> None:
@@ -49,6 +49,8 @@ def compile_ldmatrix(site: Site) -> Run:
         rows = np.zeros((32, 2), np.uint64)
         for memory, where, lanes in split_by_space(warp, space, address(warp), needed):
             found = memory.load(where, 8, 2, lanes)
+            if memory.finds_approximate(where, 8, 2, lanes):
+                warp.machine.taint.add(names)
             rows[lanes] = found[lanes]
         elements = rows[: 8 * count].view(np.uint16).reshape(count, 8, 8)
         for k, target in enumerate(targets):
@@ -66,8 +68,7 @@ def compile_stmatrix(site: Site) -> Run:
     items = site.items(1)
     sources = [site.row(s, "u32") for s in items]
     address = compile_address(site, 0)
-    tainted = any(isinstance(s, Register) and site.program.is_approximate(s.name) for s in items)
-    state = WRITTEN | (APPROXIMATE if tainted else 0)
+    names = names_of(items)
 
     def run(warp: Any, mask: Any) -> None:
         _check(warp, mask)
@@ -78,6 +79,7 @@ def compile_stmatrix(site: Site) -> Run:
         rows[: 8 * count] = np.ascontiguousarray(blocks).view(np.uint64).reshape(8 * count, 2)
         needed = _LANE < 8 * count
         for memory, where, lanes in split_by_space(warp, space, address(warp), needed):
+            state = WRITTEN | APPROXIMATE if warp.machine.taint.covers(names) else WRITTEN
             memory.store(where, rows, 8, 2, lanes, warp.order.tag, state)
 
     return run

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from flamia.conformance.simulator.machine.flags import Flags
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, WRITTEN
 from flamia.conformance.simulator.machine.site import Site
+from flamia.conformance.simulator.machine.taint import names_of
 from flamia.conformance.simulator.machine.types import DTYPES, FULL, width_of
 from flamia.conformance.simulator.ops.addressing import SPACES, compile_address, split_by_space
 from flamia.conformance.simulator.ops.registry import Run, op
-from flamia.conformance.simulator.ptx.syntax import Register, Sink
+from flamia.conformance.simulator.ptx.syntax import Sink
 
 _TYPES = (*(f"{k}{bits}" for k in "bus" for bits in (8, 16, 32, 64)), "f32", "f64", "b128")
 _HINTS = (
@@ -20,12 +22,12 @@ _HINTS = (
 ).split()
 
 
-def _take_access(site: Site) -> tuple[str, str, int]:
-    """Space, type and vector length; the order and the hints change nothing here (see docs: one memory order)."""
+def _take_access(site: Site) -> tuple[str, str, int, bool]:
+    """Space, type, vector length, and whether the access synchronises; hints change nothing."""
     kind = site.take_type(*_TYPES)
     count = int((site.take("v2", "v4", "v8") or "v1")[1:])
     space = site.take(*SPACES)
-    site.take("volatile", "weak", "relaxed", "acquire", "release", "mmio")
+    order = site.take("volatile", "weak", "relaxed", "acquire", "release", "mmio")
     site.take("cta", "cluster", "gpu", "sys")
     site.flag("unified")
     while site.take(*_HINTS):
@@ -33,7 +35,7 @@ def _take_access(site: Site) -> tuple[str, str, int]:
     site.flag("L2::cache_hint")
     if count * width_of(kind) > 32:
         raise site.refuse("more than 32 bytes")
-    return space, kind, count
+    return space, kind, count, order in ("acquire", "release")
 
 
 def _pieces(kind: str, count: int) -> tuple[int, int]:
@@ -55,7 +57,7 @@ def _param_space(site: Site, space: str, operand: int) -> str:
 @op("ld", "ldu")
 def compile_ld(site: Site) -> Run:
     """``ld``: narrower values are extended by their type into wider registers."""
-    space, kind, count = _take_access(site)
+    space, kind, count, acquires = _take_access(site)
     space = _param_space(site, space, 1)
     address = compile_address(site, 1)
     items = site.items(0)
@@ -64,6 +66,7 @@ def compile_ld(site: Site) -> Run:
     unit, units = _pieces(kind, count)
     dtype = np.dtype(DTYPES.get(kind, np.uint64))
     targets = [(i, site.target(t, site.target_kind(t, kind))) for i, t in enumerate(items) if not isinstance(t, Sink)]
+    names = names_of(items)
     if kind == "b128":
         return _load_wide(space, address, targets[0][1])
 
@@ -71,6 +74,10 @@ def compile_ld(site: Site) -> Run:
         rows = warp.rows
         for memory, where, lanes in split_by_space(warp, space, address(warp), mask):
             values = memory.load(where, unit, units, lanes).view(dtype)
+            if memory.finds_approximate(where, unit, units, lanes):
+                warp.machine.taint.add(names)
+            if acquires:
+                warp.cta.cluster.unit(Flags).acquire(warp, memory, where, lanes)
             if units == 1:
                 target = targets[0][1] if targets else -1
                 if target >= 0:
@@ -99,7 +106,7 @@ def _load_wide(space: str, address: Any, target: int) -> Run:
 @op("st")
 def compile_st(site: Site) -> Run:
     """``st``: the low bytes of wider registers."""
-    space, kind, count = _take_access(site)
+    space, kind, count, releases = _take_access(site)
     space = _param_space(site, space, 0)
     address = compile_address(site, 0)
     items = site.items(1)
@@ -108,8 +115,7 @@ def compile_st(site: Site) -> Run:
     unit, units = _pieces(kind, count)
     sources = [site.row(s, kind) for s in items]
     dtype = np.dtype(f"u{unit}")
-    tainted = any(isinstance(s, Register) and site.program.is_approximate(s.name) for s in items)
-    state = WRITTEN | (APPROXIMATE if tainted else 0)
+    names = names_of(items)
 
     def run(warp: Any, mask: Any) -> None:
         rows = warp.rows
@@ -125,8 +131,11 @@ def compile_st(site: Site) -> Run:
                     rows[s].view(dtype) if rows[s].flags.c_contiguous else np.ascontiguousarray(rows[s]).view(dtype)
                 )
         tag = warp.order.tag
+        state = WRITTEN | APPROXIMATE if warp.machine.taint.covers(names) else WRITTEN
         for memory, where, lanes in split_by_space(warp, space, address(warp), mask):
             memory.store(where, values, unit, units, lanes, tag, state)
+            if releases:
+                warp.cta.cluster.unit(Flags).release(warp, memory, where, lanes)
 
     return run
 
