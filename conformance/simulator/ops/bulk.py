@@ -28,14 +28,14 @@ if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.cta import Cta
     from flamia.conformance.simulator.machine.warp import Warp
 
-_TYPES: dict[str, Any] = {
+TYPES: dict[str, Any] = {
     "f16": np.float16,
     "bf16": bfloat16,
     "f32": np.float32,
     "f64": np.float64,
     **{f"{k}{b}": np.dtype(f"{'u' if k in 'ub' else 'i'}{b // 8}") for k in "usb" for b in (32, 64)},
 }
-_GLOBAL_OPS = {
+GLOBAL_OPS = {
     "add": ("f16", "bf16", "f32", "f64", "u32", "s32", "u64"),
     "min": ("f16", "bf16", "u32", "s32", "u64", "s64"),
     "max": ("f16", "bf16", "u32", "s32", "u64", "s64"),
@@ -73,13 +73,13 @@ def reduce_values(operation: str, old: Any, new: Any) -> Any:
                 return old ^ new
 
 
-def _check_alignment(what: str, size: int, *addresses: int) -> None:
+def check_alignment(what: str, size: int, *addresses: int) -> None:
     for value, name in ((size, "size"), *((a, "address") for a in addresses)):
         if value % 16:
             raise faults.Misaligned(f"{what}: the {name} {value:#x} is no multiple of 16", (), value)
 
 
-def _take_hints(site: Site) -> int:
+def take_hints(site: Site) -> int:
     """Cache hints change nothing. :returns: how many operands they bring."""
     return int(site.flag("L2::cache_hint"))
 
@@ -92,7 +92,7 @@ def compile_load(site: Site) -> Run:
             raise site.refuse(f"the modifier .{name} is missing")
     space = site.take("shared::cluster", "shared::cta")
     multicast = site.flag("multicast::cluster")
-    site.expect_operands(4 + multicast + _take_hints(site))
+    site.expect_operands(4 + multicast + take_hints(site))
     target, mbar = (compile_shared_address(site, i, space) for i in (0, 3))
     source, size = compile_address(site, 1), site.row(2, "u32")
     mask_row = site.row(4, "u16") if multicast else -1
@@ -126,7 +126,7 @@ def _issue_load(
     """One copy, to the CTA of ``rank`` at the same offset if given."""
     if rank is not None:
         to, announce = ((rank << 24) | (a & 0xFFFFFF) for a in (to, announce))
-    _check_alignment(what, size, to, at)
+    check_alignment(what, size, to, at)
     cluster = warp.cta.cluster
     cta = find_cta(cluster, to)
     barrier = cluster.unit(Mbarriers).find(announce, warp, async_proxy=True)
@@ -138,7 +138,7 @@ def _issue_load(
             raise faults.MissingProxyFence(f"{what} reads global memory that a generic store wrote", (), at)
     reading = memory.begin_read(where, what)
     writing = cta.unit(SharedTraffic).begin_fill(warp, to, size, what, barrier.number, barrier.phase)
-    _land(
+    land(
         site,
         warp,
         what,
@@ -150,7 +150,7 @@ def _issue_load(
     )
 
 
-def _land(
+def land(
     site: Site,
     warp: Warp,
     what: str,
@@ -192,12 +192,12 @@ def _copy(source: Any, where: Any, target: Any, to: Any) -> None:
 def compile_between(site: Site) -> Run:
     """Shared to shared of another CTA: ``[dst], [src], size, [mbar]``, plain or reducing."""
     reduce = site.flag("reduce")
-    kind = site.take_type(*_SHARED_TYPES, *_GLOBAL_OPS["and"]) if reduce else ""
-    operation = site.take(*_GLOBAL_OPS) if reduce else ""
+    kind = site.take_type(*_SHARED_TYPES, *GLOBAL_OPS["and"]) if reduce else ""
+    operation = site.take(*GLOBAL_OPS) if reduce else ""
     for name in ("async", "bulk", "shared::cluster", "shared::cta", "mbarrier::complete_tx::bytes"):
         if not site.flag(name):
             raise site.refuse(f"the modifier .{name} is missing")
-    if reduce and kind not in (*_GLOBAL_OPS.get(operation, ()),):
+    if reduce and kind not in (*GLOBAL_OPS.get(operation, ()),):
         raise site.refuse(f".{operation}.{kind} does not exist")
     site.expect_operands(4)
     target, mbar = (compile_shared_address(site, i, "shared::cluster") for i in (0, 3))
@@ -210,7 +210,7 @@ def compile_between(site: Site) -> Run:
             issue(warp, int(to[lane]), int(at[lane]), int(warp.rows[size][lane]), int(announce[lane]))
 
     def issue(warp: Warp, to: int, at: int, nbytes: int, announce: int) -> None:
-        _check_alignment(what, nbytes, to, at)
+        check_alignment(what, nbytes, to, at)
         cluster = warp.cta.cluster
         here, there = warp.cta, find_cta(cluster, to)
         if find_cta(cluster, announce) is not there:
@@ -231,12 +231,12 @@ def compile_between(site: Site) -> Run:
         def move() -> None:
             if not reduce:
                 return _copy(here.shared, where, there.shared, into)
-            dtype = _TYPES[kind]
+            dtype = TYPES[kind]
             old, new = there.shared.data[into].view(dtype), here.shared.data[where].view(dtype)
             there.shared.data[into] = reduce_values(operation, old, new).view(np.uint8)
             return None
 
-        _land(site, warp, what, there, barrier, nbytes, move, tokens)
+        land(site, warp, what, there, barrier, nbytes, move, tokens)
 
     return run
 
@@ -245,16 +245,16 @@ def compile_between(site: Site) -> Run:
 def compile_store(site: Site) -> Run:
     """Shared to global: ``[dst], [src], size{, policy}`` in a bulk group, plain or reducing."""
     reduce = site.flag("reduce")
-    kind = site.take_type(*_TYPES) if reduce else ""
-    operation = site.take(*_GLOBAL_OPS) if reduce else ""
+    kind = site.take_type(*TYPES) if reduce else ""
+    operation = site.take(*GLOBAL_OPS) if reduce else ""
     for name in ("async", "bulk", "global", "shared::cta", "bulk_group"):
         if not site.flag(name):
             raise site.refuse(f"the modifier .{name} is missing")
-    if reduce and kind not in _GLOBAL_OPS.get(operation, ()):
+    if reduce and kind not in GLOBAL_OPS.get(operation, ()):
         raise site.refuse(f".{operation}.{kind} does not exist")
     if site.flag("noftz") != (operation == "add" and kind in ("f16", "bf16")):
         raise site.refuse(".noftz belongs to .add of f16 and bf16, exactly")
-    site.expect_operands(3 + _take_hints(site))
+    site.expect_operands(3 + take_hints(site))
     target, source = compile_address(site, 0), compile_shared_address(site, 1, "shared::cta")
     size = site.row(2, "u32")
     what = line_of(site)
@@ -265,45 +265,63 @@ def compile_store(site: Site) -> Run:
             issue(warp, lane, int(to[lane]), int(at[lane]), int(warp.rows[size][lane]))
 
     def issue(warp: Warp, lane: int, to: int, at: int, nbytes: int) -> None:
-        _check_alignment(what, nbytes, to, at)
-        cta, memory = warp.cta, warp.machine.global_memory
-        traffic = cta.unit(SharedTraffic)
-        reading = traffic.begin_read(warp, traffic.granules(at, nbytes), what)
-        where, into = cta.shared.where(at, nbytes), memory.where(to, nbytes)
-        writing = None if reduce else memory.begin_write(into, what)
-        if reduce:
-            memory.check_range(into, writes=True)
-        operation_of_group = BulkOperation()
-        warp.unit(BulkGroups).add(lane, operation_of_group)
-        key = object()
-        traffic.open[key] = what
-        held = np.empty(0, np.uint8)
-
-        def read() -> None:
-            nonlocal held
-            held = cta.shared.data[where].copy()
-            copy_state(cta.shared, where, memory, into)
-            cta.shared.complete(reading)
-            del traffic.open[key]
-            operation_of_group.read = True
-            later(site, warp, f"{cta} copy engine", write, what, ordered=False)
-
-        def write() -> None:
-            if writing is not None:
-                memory.data[into] = held
-                memory.complete(writing)
-            else:
-                memory.check_range(into, writes=False)
-                dtype = _TYPES[kind]
-                memory.data[into] = reduce_values(operation, memory.data[into].view(dtype), held.view(dtype)).view(
-                    np.uint8
-                )
-                memory.state[into] |= WRITTEN
-            operation_of_group.done = True
-
-        later(site, warp, f"{cta} copy engine", read, what, ordered=False)
+        check_alignment(what, nbytes, to, at)
+        where, into = warp.cta.shared.where(at, nbytes), warp.machine.global_memory.where(to, nbytes)
+        granules = warp.cta.unit(SharedTraffic).granules(at, nbytes)
+        send(site, warp, lane, what, granules, where, into, (operation, TYPES[kind]) if reduce else None)
 
     return run
+
+
+def send(
+    site: Site,
+    warp: Warp,
+    lane: int,
+    what: str,
+    granules: Any,
+    where: Any,
+    into: Any,
+    reduction: tuple[str, Any] | None,
+) -> None:
+    """One copy out of shared memory, in the bulk group of the thread.
+
+    :param granules: of 16 bytes that it reads; ``where``: the bytes, in order; ``into``: bytes of global memory.
+    :param reduction: operation and type of the elements; None to overwrite.
+    """
+    cta, memory = warp.cta, warp.machine.global_memory
+    traffic = cta.unit(SharedTraffic)
+    reading = traffic.begin_read(warp, granules, what)
+    writing = None if reduction else memory.begin_write(into, what)
+    if reduction:
+        memory.check_range(into, writes=True)
+    operation = BulkOperation()
+    warp.unit(BulkGroups).add(lane, operation)
+    key = object()
+    traffic.open[key] = what
+    held = np.empty(0, np.uint8)
+
+    def read() -> None:
+        nonlocal held
+        held = cta.shared.data[where].copy()
+        copy_state(cta.shared, where, memory, into)
+        cta.shared.complete(reading)
+        del traffic.open[key]
+        operation.read = True
+        later(site, warp, f"{cta} copy engine", write, what, ordered=False)
+
+    def write() -> None:
+        if writing is not None:
+            memory.data[into] = held
+            memory.complete(writing)
+        elif reduction is not None:
+            memory.check_range(into, writes=False)
+            name, dtype = reduction
+            old = memory.data[into].view(dtype)
+            memory.data[into] = reduce_values(name, old, held.view(dtype)).view(np.uint8)
+            memory.state[into] |= WRITTEN
+        operation.done = True
+
+    later(site, warp, f"{cta} copy engine", read, what, ordered=False)
 
 
 @op("cp.async.bulk.prefetch.L2", control=True)
@@ -311,7 +329,7 @@ def compile_prefetch(site: Site) -> Run:
     """``cp.async.bulk.prefetch.L2.global [src], size``: nothing to see."""
     for name in ("async", "bulk", "prefetch", "L2", "global"):
         site.flag(name)
-    _take_hints(site)
+    take_hints(site)
     site.address(0)
     site.row(1, "u32")
     return lambda warp, mask: None
