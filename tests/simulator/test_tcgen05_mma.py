@@ -236,3 +236,47 @@ def test_pair_of_ctas(m, seed):
             rows = want[64 * rank : 64 * rank + 64]
             assert np.array_equal(out[rank, :64], rows[:, : n // 2])
             assert np.array_equal(out[rank, 64:], rows[:, n // 2 :])
+
+
+@pytest.mark.parametrize("m", [256, 128])
+def test_scaled_pair_of_ctas(m):
+    """Each CTA holds the scales of its own rows of A and of all of B; with M = 128 those of B split over quadrants.
+
+    One instruction of the leader copies in both CTAs, from the same address of each.
+    """
+    rng = np.random.default_rng(11)
+    n = 128
+    a, b = (rng.integers(-4, 5, (rows, 32)).astype(ml_dtypes.float8_e4m3fn) for rows in (m, n))
+    (ta, fa), (tb, fb) = scales(rng, m), scales(rng, n)
+    images = []
+    for rank in range(2):
+        image = tensor_image(SIZE)
+        mine = slice(rank * m // 2, (rank + 1) * m // 2)
+        place(image, a[mine].view(np.uint8), A_AT, 0, 256, 32, False, 1)
+        place(image, b[rank * n // 2 : (rank + 1) * n // 2].view(np.uint8), B_AT, 0, 256, 32, False, 1)
+        image[SFA_AT : SFA_AT + 512] = scale_block(padded_table(ta[mine]))
+        if m == 256:
+            image[SFB_AT : SFB_AT + 512] = scale_block(tb)
+        else:  # 64 lines of 16 bytes: lines 0-31 for quadrants 0 and 1, with columns below N/2
+            for half in range(2):
+                for column in range(64):
+                    line = 32 * half + column % 32
+                    image[SFB_AT + 16 * line + 4 * (column // 32) :][:4] = tb[64 * half + column]
+        images.append(image[2048:])
+    shape_b = "32x128b.warpx4" if m == 256 else "64x128b.warpx2::01_23"
+    work = "".join(
+        f"mov.b64 %rd4, {tcgen05(at, 0, 128, 0)};\nadd.u32 %r3, %r20, {column};\n"
+        f"tcgen05.cp.cta_group::2.{shape} [%r3], %rd4;\n"
+        for at, column, shape in ((SFA_AT, 300, "32x128b.warpx4"), (SFB_AT, 304, shape_b))
+    )
+    idesc = 1 << 23 | n // 8 << 17 | m // 16 << 24 | 3 << 29 | 1 << 4
+    da, db = tcgen05(A_AT, 0, 256, 6), tcgen05(B_AT, 0, 256, 6)
+    work += SET_TABLES + mma("cta_group::2.kind::mxf8f6f4.block_scale.block32", "%r20", da, db, idesc, False, TABLES)
+    out = tensor_kernel(
+        work, np.concatenate([np.zeros(2048, np.uint8), *images]), n if m == 256 else n // 2, ctas=2
+    ).view(np.float32)
+    want = ((a.astype(np.float64) * fa[:, 3:4]) @ (b.astype(np.float64) * fb[:, 1:2]).T).astype(np.float32)
+    for rank in range(2):
+        rows = want[rank * m // 2 : (rank + 1) * m // 2]
+        expected = rows if m == 256 else np.concatenate([rows[:, : n // 2], rows[:, n // 2 :]])
+        assert np.array_equal(out[rank], expected)

@@ -90,7 +90,11 @@ def later(site: Site, warp: Warp, engine: str, action: Callable[[], None], label
 
 
 def line_of(site: Site) -> str:
-    """``tcgen05.mma (PTX line 12)``: a short name of an instruction."""
+    """``tcgen05.mma (PTX line 12, gemm.cu:34)``: a short name of an instruction; the line is that of the kernel."""
     parts = site.instruction.opcode.split(".")
     name = ".".join(parts[: 2 if parts[0] in ("tcgen05", "wgmma", "mbarrier") else 3])
-    return f"{name} (PTX line {site.instruction.line})"
+    source = site.instruction.source
+    while source is not None and source.inlined_at is not None:
+        source = source.inlined_at
+    where = "" if source is None else f", {source.file.rsplit('/', 1)[-1]}:{source.line}"
+    return f"{name} (PTX line {site.instruction.line}{where})"
