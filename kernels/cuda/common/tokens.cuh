@@ -20,8 +20,9 @@
 // ~~~~~~~~~~~~~~
 // A CTA works on tile after tile. While it computes on one, the next is on its way into shared memory (cp.async), so
 // that about 100 KB per multiprocessor are always in flight, which is what the memory's latency times its bandwidth
-// asks for. A thread reads back only what it fetched itself: it waits for its own copies, and no barrier is needed.
-// Rows that do not start at a multiple of 16 bytes are fetched element by element through registers.
+// asks for. A thread reads back what it fetched itself: it waits for its own copies, and no barrier is needed. What
+// another lane of its warp fetched it reads after a barrier of the warp. Rows that do not start at a multiple of 16
+// bytes are fetched element by element through registers.
 //
 // Note [Places in a stage]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
@@ -104,6 +105,16 @@ struct Rows {
     const uint8_t* from = first + (int64_t(tile.start) + row(0)) * stride + channel(0) * Element::BYTES;
     if ((reinterpret_cast<uint64_t>(first) | stride) % 16 == 0) {
       const uint32_t shared = uint32_t(__cvta_generic_to_shared(stage));
+      if (CHUNKS % LANES == 0 && tile.rows == layout::TILE) {
+#pragma unroll
+        for (int step = 0; step < STEPS; ++step, from += AT_ONCE * stride) {
+#pragma unroll
+          for (int p = 0; p < PER_LANE; ++p) {
+            ptx::cp_async_cg_16(shared + 16 * place(step * PER_LANE + p), from + p * LANES * 16, 16);
+          }
+        }
+        return;
+      }
 #pragma unroll
       for (int step = 0; step < STEPS; ++step, from += AT_ONCE * stride) {
 #pragma unroll
@@ -242,6 +253,27 @@ __device__ __forceinline__ void encode_piece(uint32_t (&codes)[R::VALUES / 4], c
   }
 }
 
+// The scale of a token block of 1, from the token's largest magnitude (`Rows::unpack_amax`).
+template <class R>
+struct TokenScale {
+  // Largest amax whose payload is all zero: 2^-137 * 2^127 = 2^-10 is halfway to the smallest code and rounds to 0.
+  static constexpr uint32_t ZERO_AMAX = 0x00001000u;
+
+  bool lost;   // an element is not finite
+  float amax;  // 0 if lost
+  uint32_t finite_byte;
+
+  __device__ __forceinline__ explicit TokenScale(uint32_t magnitude) {
+    lost = magnitude >= R::Element::INFINITE;
+    amax = lost ? 0.0f : R::Element::widen(magnitude);
+    finite_byte = formats::rceil_e4m3(amax);
+  }
+  __device__ __forceinline__ uint32_t byte() const { return lost ? formats::E8M0_NAN : finite_byte; }
+  // What the elements are multiplied by before they are encoded; 0: all codes are 0.
+  __device__ __forceinline__ float factor() const { return lost ? 0.0f : formats::inverse_e8m0(finite_byte); }
+  __device__ __forceinline__ bool is_zero() const { return !lost && __float_as_uint(amax) <= ZERO_AMAX; }
+};
+
 // Store a piece's codes to its place in a payload tile.
 template <class R>
 __device__ __forceinline__ void store_codes(uint8_t* tile, int row, int channel,
@@ -271,15 +303,14 @@ struct Unit {
 class Units {
  public:
   __device__ __forceinline__ Units(uint32_t tiles, uint32_t heads)
-      : count_(tiles * heads), heads_(heads), number_(blockIdx.x), rest_(blockIdx.x % heads) {
+      : tiles_(tiles), heads_(heads), rest_(blockIdx.x % heads) {
     unit_.tile = blockIdx.x / heads;
     unit_.head = (rest_ + unit_.tile) % heads;
   }
-  __device__ __forceinline__ bool exists() const { return number_ < count_; }
+  __device__ __forceinline__ bool exists() const { return unit_.tile < tiles_; }
   __device__ __forceinline__ Unit get() const { return unit_; }
   __device__ __forceinline__ void advance() {
     const uint32_t tiles = gridDim.x / heads_, rest = gridDim.x % heads_;
-    number_ += gridDim.x;
     rest_ += rest;
     const uint32_t carry = rest_ >= heads_;
     rest_ -= carry ? heads_ : 0;
@@ -289,7 +320,7 @@ class Units {
   }
 
  private:
-  uint32_t count_, heads_, number_, rest_ /* number % heads */;
+  uint32_t tiles_, heads_, rest_ /* number % heads */;
   Unit unit_;
 };
 

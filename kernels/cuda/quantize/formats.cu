@@ -14,7 +14,8 @@ static_assert(sizeof(FormatsParams) == PARAMS_BYTES, "FormatsParams must match s
 constexpr int THREADS = 256;
 
 // As `conversions.CONVERSIONS` lists them.
-enum Conversion { E4M3_NATIVE, E4M3_SOFTWARE, E2M1_NATIVE, E2M1_SOFTWARE, E8M0_NATIVE, E8M0_SOFTWARE, RCEIL, E2M1_EIGHT };
+enum Conversion { E4M3_NATIVE, E4M3_SOFTWARE, E2M1_NATIVE, E2M1_SOFTWARE, E8M0_NATIVE, E8M0_SOFTWARE, RCEIL,
+                  E2M1_EIGHT };
 
 // The code of x[i] as one of the eight that x[i] lies among; magnitudes from 7 on count as 6, and NaN as -6.
 __device__ __forceinline__ uint32_t encode_among_eight(const FormatsParams& p, int64_t i) {

@@ -128,16 +128,72 @@ __device__ __forceinline__ float block_amax(const uint4 (&piece)[R::GROUP], int 
   return R::Element::widen(R::unpack_amax(packed));
 }
 
-// The tokens of one step, whose pieces lie from `first` on: codes to `payload`, scale bytes to `scales[row]`. `rows`: of
-// the tile; zeros past them.
+// Whether a step also makes the E4M3 codes of its tokens. Where a CTA has 512 threads, registers do not suffice.
+template <class R>
+constexpr bool TOGETHER = R::THREADS < 512;
+
+// Where those codes go, in token blocks of 1; `payload` may be null. `byte` and `zero` are those of each row.
+struct Blocks {
+  uint8_t* payload;
+  uint8_t* byte;
+  uint8_t* zero;
+};
+
+// Token blocks of 1 of this lane's channels.
+template <class R>
+__device__ __forceinline__ void quantize_blocks(const uint4 (&piece)[R::GROUP], int row, const Blocks& to) {
+  uint32_t packed = R::packed_amax(piece[0]);
+#pragma unroll
+  for (int k = 1; k < R::GROUP; ++k) packed = R::Element::larger(packed, R::packed_amax(piece[k]));
+#pragma unroll
+  for (int lanes = 1; lanes < Lanes<R>::LANES; lanes *= 2) {
+    packed = R::Element::larger(packed, ptx::shfl_bfly(packed, lanes));
+  }
+  const TokenScale<R> scale(R::unpack_amax(packed));
+  if (Lanes<R>::lane() == 0) {
+    to.byte[row] = scale.byte();
+    to.zero[row] = scale.is_zero();
+  }
+  const float factor = scale.factor();
+  uint32_t codes[CHANNELS / 4];
+#pragma unroll
+  for (int k = 0; k < R::GROUP; ++k) {
+    float x[R::VALUES];
+    widen_piece<R>(x, piece[k]);
+#pragma unroll
+    for (int i = 0; i < R::VALUES; i += 4) {
+      codes[(R::VALUES * k + i) / 4] =
+          formats::encode_e4m3x4(__fmul_rn(x[i], factor), __fmul_rn(x[i + 1], factor), __fmul_rn(x[i + 2], factor),
+                                 __fmul_rn(x[i + 3], factor));
+    }
+  }
+  if (ptx::vote_ballot(scale.lost)) {  // rare
+#pragma unroll
+    for (int i = 0; i < CHANNELS / 4; ++i) codes[i] = scale.lost ? 0 : codes[i];
+  }
+  if (!Lanes<R>::has_channels()) return;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    ptx::st_global_v4(to.payload + layout::payload_offset<R::D>(row, Lanes<R>::lane() * CHANNELS + 16 * half),
+                      make_uint4(codes[4 * half], codes[4 * half + 1], codes[4 * half + 2], codes[4 * half + 3]));
+  }
+}
+
+// The tokens of one step, whose pieces lie from `first` on: codes to `payload`, scale bytes to `scales[row]`. `rows`:
+// those of the tile; zeros past them.
 template <class R, int WORDS>
 __device__ __forceinline__ void quantize_step(const uint4* stage, int first, int step, int rows, bool hadamard,
-                                              float2 head_scale, uint8_t* payload, uint32_t (*scales)[WORDS]) {
+                                              float2 head_scale, const Blocks& blocks, uint8_t* payload,
+                                              uint32_t (*scales)[WORDS]) {
   constexpr float FLT_MAX = 3.40282346638528859812e38f;
   constexpr int BLOCKS = CHANNELS / BLOCK;
+  const int row = R::warp() * R::TOKENS + Lanes<R>::token(step);
   uint4 piece[R::GROUP];
 #pragma unroll
   for (int k = 0; k < R::GROUP; ++k) piece[k] = stage[first ^ k];
+  if constexpr (TOGETHER<R>) {
+    if (blocks.payload != nullptr) quantize_blocks<R>(piece, row, blocks);
+  }
   if (hadamard) flip_signs<R>(piece);
   float x[CHANNELS], amax[BLOCKS];
 #pragma unroll
@@ -161,7 +217,8 @@ __device__ __forceinline__ void quantize_step(const uint4* stage, int first, int
   const float m = __fmul_rn(head_scale.x, __uint_as_float(0x3E2AAAABu) /* fl(1/6) */);
   uint32_t scale[BLOCKS];
   float inv[BLOCKS], factor[BLOCKS];
-  bool fits = true, finite = true;
+  const bool used = row < rows;
+  bool fits = used, finite = true;
 #pragma unroll
   for (int b = 0; b < BLOCKS; ++b) {
     scale[b] = formats::encode_ue4m3(fminf(__fmul_rn(amax[b], m), FLT_MAX));
@@ -172,11 +229,12 @@ __device__ __forceinline__ void quantize_step(const uint4* stage, int first, int
     finite &= __float_as_uint(amax[b]) < formats::EXPONENT;
   }
   bool lost = false;
-  if (ptx::vote_ballot(!fits)) {  // rare: a token that is not finite, or a scale that saturates or underflows
+  if (ptx::vote_ballot(!fits)) {  // rare: no token, one that is not finite, a scale that saturates or underflows
     lost = Lanes<R>::of_token(ptx::vote_ballot(!finite)) != 0;
 #pragma unroll
     for (int i = 0; i < CHANNELS; ++i) {
-      x[i] = fminf(fmaxf(__fmul_rn(__fmul_rn(x[i], later), inv[i / BLOCK]), -6.0f), 6.0f);
+      const float clipped = fminf(fmaxf(__fmul_rn(__fmul_rn(x[i], later), inv[i / BLOCK]), -6.0f), 6.0f);
+      x[i] = lost || !used ? 0.0f : clipped;
     }
 #pragma unroll
     for (int b = 0; b < BLOCKS; ++b) factor[b] = 1.0f;
@@ -185,25 +243,22 @@ __device__ __forceinline__ void quantize_step(const uint4* stage, int first, int
   uint32_t codes[CHANNELS / 8];
 #pragma unroll
   for (int i = 0; i < CHANNELS / 8; ++i) codes[i] = formats::encode_e2m1x8(x + 8 * i, factor[8 * i / BLOCK]);
-  const int row = R::warp() * R::TOKENS + Lanes<R>::token(step);
-  const bool used = row < rows;
-  if (lost || !used) codes[0] = codes[1] = codes[2] = codes[3] = 0;
   if (!Lanes<R>::has_channels()) return;
   ptx::st_global_v4(payload + layout::payload_offset<R::D / 2>(row, Lanes<R>::lane() * (CHANNELS / 2)),
                     make_uint4(codes[0], codes[1], codes[2], codes[3]));
-  const uint32_t bytes = lost ? formats::UE4M3_NAN * 0x101u : scale[0] | scale[1] << 8;
-  reinterpret_cast<uint16_t*>(scales[row])[Lanes<R>::lane()] = used ? bytes : 0;
+  reinterpret_cast<uint16_t*>(scales[row])[Lanes<R>::lane()] =
+      lost ? formats::UE4M3_NAN * 0x101u : scale[0] | scale[1] << 8;
 }
 
 // The tokens of this warp, once its lanes have fetched them.
 template <class R, int WORDS>
 __device__ __forceinline__ void quantize_warp(const uint4* stage, int rows, bool hadamard, float2 head_scale,
-                                              uint8_t* payload, uint32_t (*scales)[WORDS]) {
+                                              const Blocks& blocks, uint8_t* payload, uint32_t (*scales)[WORDS]) {
   ptx::bar_warp_sync();
   int first = Lanes<R>::first_place();
 #pragma unroll 1
   for (int step = 0; step < Lanes<R>::STEPS; ++step, first += Lanes<R>::PLACES) {
-    quantize_step<R>(stage, first, step, rows, hadamard, head_scale, payload, scales);
+    quantize_step<R>(stage, first, step, rows, hadamard, head_scale, blocks, payload, scales);
   }
 }
 

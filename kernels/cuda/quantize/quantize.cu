@@ -5,7 +5,7 @@
 // shared memory (Note [Staging]), and writes from there whatever the tensor's job asks for:
 //   payload, scales, exponents               token blocks of 1: Q, K; V1 without the last
 //   block_payload, block_scales, ..          token blocks of 32: V32
-//   nvfp4_payload, nvfp4_scales, ..          NVFP4, after a Hadamard rotation if the job says so
+//   nvfp4_payload, nvfp4_scales, ..          NVFP4, after a Hadamard rotation if the job says so; not with blocks of 32
 #include "common/padding.cuh"
 #include "common/tokens.cuh"
 #include "quantize/nvfp4.cuh"
@@ -49,8 +49,6 @@ extern "C" __constant__ const int quantize_nvfp4_shared_bytes = R::STAGES * R::S
 
 // The exponent of a token whose payload is all zero: Note [Folded exponents] of flamia.reference.operands.
 constexpr float ZERO_TOKEN_EXPONENT = -8.0f;
-// Largest amax whose payload is all zero: 2^-137 * 2^127 = 2^-10 is halfway to the smallest code and rounds to 0.
-constexpr uint32_t ZERO_TOKEN_AMAX = 0x00001000u;
 
 struct alignas(16) Shared {
   uint8_t byte[layout::TILE];  // scale of each token
@@ -71,11 +69,9 @@ __device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R:
   }
 }
 
-// One tile; jobs with NVFP4 are for NVFP4 = true. `shared` is in use by no other thread, and is so again after the barrier in the call after the next one.
-template <bool NVFP4>
-__device__ __forceinline__ void quantize_tile(const Job& job, int head, const layout::Tile& tile, int64_t slot,
-                                              const uint4* stage, Shared& shared) {
-  const int warp = R::warp(), lane = threadIdx.x % 32;
+// Payloads of token blocks of 1 and of 32, each if the job asks for it, and in `shared` what their scale tiles hold.
+__device__ __forceinline__ void write_blocks(const Job& job, int64_t slot, const uint4* stage, Shared& shared) {
+  const int warp = R::warp();
 
   // ---- scales: each lane for the token that it owns ----------------------------------------------------------
   uint32_t packed[R::STEPS];
@@ -85,48 +81,40 @@ __device__ __forceinline__ void quantize_tile(const Job& job, int head, const la
     R::read(piece, stage, step);
     packed[step] = R::piece_amax(piece);
   }
-  const uint32_t magnitude = R::owned_amax(packed);
-  const bool lost = magnitude >= R::Element::INFINITE;
-  const float amax = lost ? 0.0f : R::Element::widen(magnitude);
-  const uint32_t byte = formats::rceil_e4m3(amax);
-  const float owned_factor = lost ? 0.0f : formats::inverse_e8m0(byte);
+  const TokenScale<R> scale(R::owned_amax(packed));
   if (R::is_first_owner()) {
-    shared.byte[R::owned_row()] = lost ? formats::E8M0_NAN : byte;
-    shared.zero[R::owned_row()] = !lost && __float_as_uint(amax) <= ZERO_TOKEN_AMAX;
+    shared.byte[R::owned_row()] = scale.byte();
+    shared.zero[R::owned_row()] = scale.is_zero();
   }
-  const uint32_t warp_amax = ptx::redux_max_u32(__float_as_uint(amax)), warp_lost = ptx::vote_ballot(lost);
-  if (lane == 0) {
+  const uint32_t warp_amax = ptx::redux_max_u32(__float_as_uint(scale.amax)), warp_lost = ptx::vote_ballot(scale.lost);
+  if (threadIdx.x % 32 == 0) {
     shared.amax[warp] = warp_amax;
     shared.lost[warp] = warp_lost;
-  }
-  if constexpr (NVFP4) {
-    if (job.nvfp4_payload != nullptr) {
-      nvfp4::quantize_warp<R>(stage, tile.rows, job.hadamard, job.nvfp4_head_scales[head],
-                              job.nvfp4_payload + slot * (PAYLOAD_BYTES / 2), shared.nvfp4);
-    }
   }
   __syncthreads();
 
   // ---- payloads ----------------------------------------------------------------------------------------------
   const float largest = __uint_as_float(R::over_block(shared.amax, warp / R::WARPS_PER_BLOCK));
   const float block_factor = formats::inverse_e8m0(formats::rceil_e4m3(largest));
-  if (job.payload != nullptr || job.block_payload != nullptr) {
 #pragma unroll 4
-    for (int step = 0; step < R::STEPS; ++step) {
-      uint4 piece[R::PER_LANE];
-      R::read(piece, stage, step);
-      float x[R::PER_LANE][R::VALUES];
+  for (int step = 0; step < R::STEPS; ++step) {
+    uint4 piece[R::PER_LANE];
+    R::read(piece, stage, step);
+    float x[R::PER_LANE][R::VALUES];
 #pragma unroll
-      for (int p = 0; p < R::PER_LANE; ++p) widen_piece<R>(x[p], piece[p]);
-      const float factor = __uint_as_float(R::from_owner(__float_as_uint(owned_factor), step));
-      if (job.payload != nullptr) store_step(job.payload + slot * PAYLOAD_BYTES, x, step, factor);
-      if (job.block_payload != nullptr) {
-        store_step(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor);
-      }
+    for (int p = 0; p < R::PER_LANE; ++p) widen_piece<R>(x[p], piece[p]);
+    const float factor = __uint_as_float(R::from_owner(__float_as_uint(scale.factor()), step));
+    if (job.payload != nullptr) store_step(job.payload + slot * PAYLOAD_BYTES, x, step, factor);
+    if (job.block_payload != nullptr) {
+      store_step(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor);
     }
   }
+}
 
-  // ---- scale tiles, a warp each ------------------------------------------------------------------------------
+// The scale tiles of `shared`, a warp each.
+template <bool NVFP4>
+__device__ __forceinline__ void write_scale_tiles(const Job& job, int rows, int64_t slot, const Shared& shared) {
+  const int warp = R::warp(), lane = threadIdx.x % 32;
   if (warp == 0 && job.payload != nullptr) store_channel_scales<D>(job.scales + slot * SCALE_BYTES, shared.byte, lane);
   if (warp == 1 && job.exponents != nullptr) {
 #pragma unroll
@@ -142,8 +130,8 @@ __device__ __forceinline__ void quantize_tile(const Job& job, int head, const la
     for (int b = 0; b < layout::BLOCKS; ++b) {
       const uint32_t finite = formats::rceil_e4m3(__uint_as_float(R::over_block(shared.amax, b)));
       const uint32_t of_block = R::over_block(shared.lost, b) ? formats::E8M0_NAN : finite;
-      bytes[b] = layout::BLOCK * b + lane < tile.rows ? of_block : 0;
-      word |= (layout::BLOCK * b < tile.rows ? of_block : 0) << 8 * b;
+      bytes[b] = layout::BLOCK * b + lane < rows ? of_block : 0;
+      word |= (layout::BLOCK * b < rows ? of_block : 0) << 8 * b;
     }
     store_block_scales<D>(job.block_scales + slot * SCALE_BYTES, bytes, lane);
     store_token_scales<D>(job.block_token_scales + slot * SCALE_BYTES, word, lane);
@@ -154,6 +142,28 @@ __device__ __forceinline__ void quantize_tile(const Job& job, int head, const la
                       make_uint4(shared.nvfp4[lane][u], shared.nvfp4[lane + 32][u], shared.nvfp4[lane + 64][u],
                                  shared.nvfp4[lane + 96][u]));
   }
+}
+
+// One tile. `shared` is in use by no other thread, and is so again after the barrier in the call after the next one.
+template <bool NVFP4>
+__device__ __forceinline__ void quantize_tile(const Job& job, int head, const layout::Tile& tile, int64_t slot,
+                                              const uint4* stage, Shared& shared) {
+  bool done = false;
+  if constexpr (NVFP4) {
+    if (job.nvfp4_payload != nullptr) {
+      uint8_t* const payload = job.payload == nullptr ? nullptr : job.payload + slot * PAYLOAD_BYTES;
+      nvfp4::quantize_warp<R>(stage, tile.rows, job.hadamard, job.nvfp4_head_scales[head],
+                              {payload, shared.byte, shared.zero}, job.nvfp4_payload + slot * (PAYLOAD_BYTES / 2),
+                              shared.nvfp4);
+      done = nvfp4::TOGETHER<R>;
+    }
+  }
+  if (done) {
+    __syncthreads();
+  } else {
+    write_blocks(job, slot, stage, shared);
+  }
+  write_scale_tiles<NVFP4>(job, tile.rows, slot, shared);
 }
 
 // Of the heads of all jobs, in their order: the job, and its head.

@@ -63,8 +63,10 @@ __device__ __forceinline__ void fetch_rows(const RowPassParams& p, int head, con
   const int row = R::owned_row();
   if (!R::is_first_owner() || row >= tile.rows) return;
   const int64_t token = int64_t(tile.start) + row;
-  ptx::cp_async_ca_4(uint32_t(__cvta_generic_to_shared(&shared.row_sum[row])), p.row_sum + head * p.row_sum_stride + token);
-  ptx::cp_async_ca_4(uint32_t(__cvta_generic_to_shared(&shared.row_max[row])), p.row_max + head * p.row_max_stride + token);
+  const uint32_t sum = uint32_t(__cvta_generic_to_shared(&shared.row_sum[row]));
+  const uint32_t top = uint32_t(__cvta_generic_to_shared(&shared.row_max[row]));
+  ptx::cp_async_ca_4(sum, p.row_sum + head * p.row_sum_stride + token);
+  ptx::cp_async_ca_4(top, p.row_max + head * p.row_max_stride + token);
 }
 
 __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, const layout::Tile& tile, int64_t slot,
