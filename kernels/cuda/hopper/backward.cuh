@@ -1,0 +1,326 @@
+// What the two kernels of the backward share: parameters, records of work, the numbers of Note [Backward] of
+// flamia.reference.backward, and the exchange of maxima.
+//
+// Note [Two owners]
+// ~~~~~~~~~~~~~~~~~
+// `backward_keys` owns 128 keys of a KV head and walks the queries that see them: dK, dV. `backward_queries` owns 128
+// queries and walks the keys that they see: dQ. Each computes S, dP, P and X itself, with the same bits, and sums in the
+// ascending order of Note [Backward] in its own registers: deterministic without an atomic, for the price of two FP8
+// products and the elementwise work twice. P and X go from the accumulators straight into the A operand of the next
+// wgmma.
+//
+// A CTA has two consumer warpgroups of 64 rows each, and one more whose warps fetch: warp 0 takes items and starts
+// copies, warps 1 and 2 prepare the numbers that belong to the columns of a step of 64 tokens.
+//
+// Note [Fast tiles]
+// ~~~~~~~~~~~~~~~~~
+// Powers of two commute with rounding as long as nothing leaves the normal numbers. A step whose scales are finite and
+// usual (`check_*`) therefore folds its factors as it likes:
+//   w = fl(acc 2^eK) (c 2^eQ);  t = floor(w) - m + K and f = fl(w - floor(w)) by the magic addend K = MAGIC + 127
+//   P = fl(p 2^(t - K) + q) - q, where q = 1.5 2^20 max(2^(t - K), 2^(E - 14)): E4M3 of P 2^(8 - E), already decoded
+//   X = fl(fl(P fl(acc F - delta)) (scale 2^eQ)) 2^eK, rounded alike under the scale of its 32x32 tile
+// A row with top = +inf has t = -inf: P = +0 and X = 0. All other steps, tiles with E < -100, and tiles whose largest
+// |X| is below 2^-92, 2^100 or more, or 0 for want of bits, take the operations of the reference one by one (`slow_*`).
+#pragma once
+
+#include "common/tokens.cuh"
+#include "hopper/exp2.cuh"
+#include "hopper/tiles.cuh"
+
+struct BackwardParams {
+  const uint8_t* q;      // (q_heads, max_tiles, 128 D), E4M3
+  const uint8_t* k;      // (kv_heads, ...)
+  const uint8_t* v;      // token blocks of 32
+  const uint8_t* v1;     // token blocks of 1, for the diagonal tile; as v without one
+  const uint8_t* dout;   // (q_heads, ...)
+  const uint8_t* q_wide;     // (q_heads, max_tiles, 256 D), codes as bfloat16
+  const uint8_t* k_wide;     // (kv_heads, ...)
+  const uint8_t* dout_wide;  // (q_heads, ...), values
+  const float* q_exponents;  // (q_heads, max_tiles, 128), Note [Folded exponents]
+  const float* k_exponents;
+  const uint8_t* v_scales;     // (kv_heads, max_tiles, 512), one byte per token in column 0
+  const uint8_t* v1_scales;    // as v_scales
+  const uint8_t* dout_scales;  // (q_heads, ...)
+  const float* delta;          // (q_heads, max_tiles, 128)
+  const float* top;
+  Tokens first;   // dK of `backward_keys`, dQ of `backward_queries`
+  Tokens second;  // dV of `backward_keys`
+  float* scratch;  // (CTAs, 64, 256), for slow tiles
+  float* totals;   // (CTAs, D, 256): dK and dV of the heads of a group so far; unused if group == 1
+  const layout::Tile* tiles;
+  const int32_t* tile_offsets;
+  const int4* items;  // document, head, first tile, cost
+  const int32_t* status;
+  int32_t* ticket;  // the next item, and how many CTAs have found none; both 0 before and after a launch
+  int64_t max_tiles;
+  int32_t group;
+  int32_t causal;
+  float c;  // fl(softmax_scale log2 e)
+  float softmax_scale;
+  float fast_exponent;  // largest eQ + eK of a fast step: |w| < 2^21; -inf if c or softmax_scale are unusual
+  int32_t unused;
+};
+static_assert(sizeof(BackwardParams) == PARAMS_BYTES, "BackwardParams must match structs.HOPPER_BACKWARD");
+
+namespace backward {
+
+using namespace hopper;
+
+constexpr int D = HEAD_DIM;
+constexpr int TILE = layout::TILE;
+constexpr int STEP = 64;  // tokens of a step
+constexpr int CONSUMERS = 256;
+constexpr int THREADS = CONSUMERS + 128;
+constexpr int PANELS = D / 64;
+constexpr int TILE_BYTES = TILE * D, STEP_BYTES = STEP * D;
+constexpr int STEP_PANEL = STEP * 128;              // bytes of 64 rows of a panel of a wide tile
+constexpr int STEP_WIDE = PANELS * STEP_PANEL;
+static_assert(D == 64 || D == 128, "the Hopper kernels take head_dim 64 and 128");
+
+constexpr float EXPONENT_ORIGIN = MAGIC + 127.0f;  // of t: its low bits are those of a biased exponent
+__device__ __forceinline__ float infinity() { return __uint_as_float(formats::EXPONENT); }
+constexpr float LOWEST_E = -100.0f;
+constexpr uint32_t UNKNOWN = 0xFFFFFFFFu;  // in place of a largest |X|: P was slow, so X must be
+constexpr float LOWEST_X = 0x1p-92f, HIGHEST_X = 0x1p100f;
+
+enum Flag : uint32_t { SLOW = 1, TINY = 2, TINY_DIAGONAL = 4 };
+
+// ---- work ------------------------------------------------------------------------------------------------------
+
+// The owner's tile, as warp 0 publishes it.
+struct Record {
+  int32_t valid;
+  int32_t head;    // KV head of `backward_keys`, query head of `backward_queries`
+  int32_t tile;    // within the document
+  int32_t first;   // slot of the document's first tile
+  int32_t count;   // tiles of the document
+  int32_t rows;    // tokens in the owner's tile
+  int32_t last;    // tokens in the document's last tile
+  int32_t start;   // packed index of the owner's first token
+  uint32_t flags;  // of the owner's rows
+  float largest;   // exponent of the owner's rows
+};
+
+// The value of lane 0, which the compiler then knows to be the same in the whole warp: wgmma must not stand in a branch
+// that could divide one.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return ptx::shfl_idx(x, 0); }
+
+__device__ __forceinline__ Record read_record(const Record& from) {
+  Record r;
+  r.valid = uniform(from.valid);
+  r.head = uniform(from.head);
+  r.tile = uniform(from.tile);
+  r.first = uniform(from.first);
+  r.count = uniform(from.count);
+  r.rows = uniform(from.rows);
+  r.last = uniform(from.last);
+  r.start = uniform(from.start);
+  r.flags = uniform(from.flags);
+  r.largest = __uint_as_float(uniform(__float_as_uint(from.largest)));
+  return r;
+}
+
+// What the consumers need of the 64 columns of a step beside the operands.
+struct Columns {
+  float4 score[STEP / 2];  // of each pair of columns
+  float4 gradient[STEP / 2];
+  uint32_t flags[2];  // from each of the two warps
+  float factor[2];    // of each block of 32 columns
+  int32_t tile;       // of the step
+  int32_t half;       // of the tile
+  int32_t diagonal;   // whether queries and keys are of one tile and causal
+  int32_t ends;       // whether this is the last step for the owner and a query head
+  int32_t rows;       // keys of the document in the step's key tile (`backward_queries`)
+};
+
+// Query and key of an entry, within their tiles.
+struct Place {
+  int query;
+  int key;
+};
+
+// Which entries of a tile are hidden for their position.
+struct Hidden {
+  bool diagonal;  // those with the key after the query
+  int32_t rows;   // keys of the document in the key tile
+  __device__ __forceinline__ bool operator()(int query, int key) const { return diagonal ? key > query : key >= rows; }
+};
+
+// ---- numbers ---------------------------------------------------------------------------------------------------
+
+// 2^e for an integral e of an E8M0 scale or its negative, -127..127; NaN stays.
+__device__ __forceinline__ float exp2_scale(float e) {
+  if (e != e) return e;
+  return e < -126.0f ? 0x1p-127f : __uint_as_float(uint32_t(int(e) + 127) << 23);
+}
+
+// 2^(byte - 127); NaN for byte 255.
+__device__ __forceinline__ float decode_scale(uint32_t byte) {
+  return byte == formats::E8M0_NAN ? __uint_as_float(0x7FC00000u) : formats::decode_e8m0(byte);
+}
+
+// Whether an exponent of Q or K, a byte of V, a byte of dO is usual: Note [Fast tiles]. False for NaN.
+__device__ __forceinline__ bool check_exponent(float e) { return e >= -20.0f && e <= 2.0f; }
+__device__ __forceinline__ bool check_v(uint32_t byte) { return byte == 0 || (byte >= 97 && byte <= 157); }
+__device__ __forceinline__ bool check_dout(uint32_t byte) { return byte == 0 || (byte >= 37 && byte <= 157); }
+__device__ __forceinline__ bool check_top(float top) { return fabsf(top) < 0x1p20f || top == infinity(); }
+
+// E4M3 of y over the power 2^e, times 2^e, given 2^(e - 6) as `least`; NaN for what is not finite.
+__device__ __forceinline__ float round_scaled(float x, float least) {
+  const float power = fmaxf(__uint_as_float(__float_as_uint(x) & formats::EXPONENT), least);
+  const float up = __fmaf_rn(power, 0x1.8p20f, x);
+  return __fmaf_rn(power, -0x1.8p20f, up);
+}
+
+// P of w = a c, given origin = EXPONENT_ORIGIN - m and least = 2^(E - 14).
+__device__ __forceinline__ float probability(float a, float c, float origin, float least) {
+  const float t = __fmaf_rd(a, c, origin);
+  const float f = ptx::fma_rn_sat_f32(a, c, __fsub_rn(origin, t));
+  const float p = exp2_mantissa(f);
+  const float power = __uint_as_float(__float_as_uint(fmaxf(t, MAGIC)) << 23);
+  const float lift = __fmul_rn(fmaxf(power, least), 0x1.8p20f);
+  return __fsub_rn(__fmaf_rn(p, power, lift), lift);
+}
+
+// 2^(E - 14) from E + EXPONENT_ORIGIN.
+__device__ __forceinline__ float least_probability(uint32_t top) { return __uint_as_float((top - 14) << 23); }
+
+// 2^(e - 6) of the RCEIL scale 2^e of a tile with largest magnitude `amax`, which is 0 or normal.
+__device__ __forceinline__ float least_gradient(uint32_t amax) {
+  const uint32_t y = __float_as_uint(__fmul_rn(__uint_as_float(amax), __uint_as_float(0x3B124925u) /* fl(1/448) */));
+  return __uint_as_float(max((y + 0x007FFFFFu) & formats::EXPONENT, 7u << 23) - (6u << 23));
+}
+
+// ---- maxima of 32x32 tiles -------------------------------------------------------------------------------------
+
+// A warp holds 16 rows: two of them share a tile. Largest values of both, for two blocks of 32 columns.
+struct Exchange {
+  uint2 slots[4][CONSUMERS / 32];  // by call: no two in a row may be the same
+
+  __device__ __forceinline__ void put(uint32_t a, uint32_t b, int call, uint32_t thread) {
+    const uint2 own = make_uint2(ptx::redux_max_u32(a), ptx::redux_max_u32(b));
+    if (thread % 32 == 0) slots[call][thread / 32] = own;
+  }
+  __device__ __forceinline__ uint2 get(int call, uint32_t warp) const {
+    const uint2 x = slots[call][warp], y = slots[call][warp ^ 1];
+    return make_uint2(uniform(max(x.x, y.x)), uniform(max(x.y, y.y)));
+  }
+
+  __device__ __forceinline__ uint2 largest(uint32_t a, uint32_t b, int call) {
+    const uint32_t thread = ptx::thread_index(), warp = thread / 32;
+    put(a, b, call, thread);
+    ptx::barrier_sync(1 + warp / 2, 64);
+    return get(call, warp);
+  }
+
+  // In x and y the same; in z and w what the other two warps of the warpgroup got.
+  __device__ __forceinline__ uint4 largest_of_group(uint32_t a, uint32_t b, int call) {
+    const uint32_t thread = ptx::thread_index(), warp = thread / 32;
+    put(a, b, call, thread);
+    ptx::barrier_sync(5 + warp / 4, 128);
+    const uint2 own = get(call, warp), other = get(call, warp ^ 2);
+    return make_uint4(own.x, own.y, other.x, other.y);
+  }
+};
+
+// E + EXPONENT_ORIGIN of a tile as an integer, from the largest t of its entries; 0, where no entry is visible, is E = 0.
+__device__ __forceinline__ uint32_t known_top(uint32_t t) { return t == 0 ? __float_as_uint(EXPONENT_ORIGIN) : t; }
+
+__device__ __forceinline__ bool is_low(uint32_t top) { return top < __float_as_uint(EXPONENT_ORIGIN + LOWEST_E); }
+
+// Whether a largest |X| of the warpgroup's tiles leaves Note [Fast tiles]. Products are made anew then, and that takes the
+// whole warpgroup.
+__device__ __forceinline__ bool is_unusual(uint32_t amax, bool tiny) {
+  return amax == 0 ? tiny : amax < __float_as_uint(LOWEST_X) || amax >= __float_as_uint(HIGHEST_X);
+}
+__device__ __forceinline__ bool is_unusual(uint4 amax, bool tiny) {
+  return is_unusual(amax.x, tiny) || is_unusual(amax.y, tiny) || is_unusual(amax.z, tiny) || is_unusual(amax.w, tiny);
+}
+
+// ---- operands --------------------------------------------------------------------------------------------------
+
+// The 64x64 accumulator as A operand of four steps of 16 columns.
+__device__ __forceinline__ void pack(uint32_t (&a)[16], const float (&x)[32]) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) a[i] = ptx::cvt_rn_bf16x2_f32(x[2 * i + 1], x[2 * i]);
+}
+
+__device__ __forceinline__ float unpack(const uint32_t (&a)[16], int i) {
+  return __uint_as_float(i % 2 == 0 ? a[i / 2] << 16 : a[i / 2] & 0xFFFF0000u);
+}
+
+// d = A B^T over channels, both E4M3; a at row 0 of 64, b likewise.
+__device__ __forceinline__ void multiply_channels(float (&d)[32], uint32_t a, uint32_t b) {
+  const uint64_t da = describe_k_major<D>(a), db = describe_k_major<D>(b);
+#pragma unroll
+  for (int k = 0; k < D / 32; ++k) ptx::wgmma_e4m3_ss<64>(d, da + 2 * k, db + 2 * k, k != 0);
+}
+
+// d += A B over 64 tokens; b: 64 rows of a wide tile.
+__device__ __forceinline__ void multiply_tokens(float (&d)[D / 2], const uint32_t (&a)[16], uint32_t b) {
+  const uint64_t db = describe_mn_major(b, STEP_PANEL);
+#pragma unroll
+  for (int k = 0; k < 4; ++k) ptx::wgmma_bf16_rs<D>(d, a + 4 * k, db + k * MN_STEP, 1);
+}
+
+// Start to copy 64 rows of a tile.
+__device__ __forceinline__ void copy_step(uint32_t to, const uint8_t* tile, int half, uint32_t barrier) {
+  ptx::cp_async_bulk_shared_global(to, tile + half * STEP_BYTES, STEP_BYTES, barrier);
+}
+
+// The same of a wide tile.
+__device__ __forceinline__ void copy_step_wide(uint32_t to, const uint8_t* tile, int half, uint32_t barrier) {
+#pragma unroll
+  for (int i = 0; i < PANELS; ++i) {
+    ptx::cp_async_bulk_shared_global(to + i * STEP_PANEL, tile + i * PANEL_BYTES + half * STEP_PANEL, STEP_PANEL, barrier);
+  }
+}
+
+// ---- results ---------------------------------------------------------------------------------------------------
+
+// x = total + x, where the thread kept its total four numbers at a time.
+__device__ __forceinline__ void add_rows(float (&x)[D / 2], const float* total) {
+#pragma unroll
+  for (int i = 0; i < D / 8; i += 4) {
+    uint4 y[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) y[j] = ptx::ld_global_v4(total + (i + j) * 4 * CONSUMERS);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      x[4 * (i + j)] = __fadd_rn(__uint_as_float(y[j].x), x[4 * (i + j)]);
+      x[4 * (i + j) + 1] = __fadd_rn(__uint_as_float(y[j].y), x[4 * (i + j) + 1]);
+      x[4 * (i + j) + 2] = __fadd_rn(__uint_as_float(y[j].z), x[4 * (i + j) + 2]);
+      x[4 * (i + j) + 3] = __fadd_rn(__uint_as_float(y[j].w), x[4 * (i + j) + 3]);
+    }
+  }
+}
+
+// Store the thread's part of a 64-row accumulator: row r at `row` + r of `out`, if below `rows`.
+__device__ __forceinline__ void store_rows(const float (&x)[D / 2], const Tokens& out, int head, int64_t start, int row,
+                                           int rows) {
+  using Element = formats::Given;
+  const bool aligned = ((reinterpret_cast<uint64_t>(out.data) / 2 | out.token_stride | out.head_stride) & 1) == 0;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int r = row + 8 * h;
+    if (r >= rows) continue;
+    uint8_t* const to = static_cast<uint8_t*>(const_cast<void*>(out.data)) +
+                        ((start + r) * out.token_stride + head * out.head_stride + 2 * (ptx::thread_index() % 4)) * Element::BYTES;
+#pragma unroll
+    for (int i = 0; i < D / 8; ++i) {
+      const uint32_t low = Element::narrow(x[4 * i + 2 * h]), high = Element::narrow(x[4 * i + 2 * h + 1]);
+      uint8_t* const at = to + 8 * i * Element::BYTES;
+      if (Element::BYTES == 2 && aligned) {
+        ptx::st_global_b32(at, low | high << 16);
+      } else if (Element::BYTES == 2) {
+        ptx::st_global_u16(at, low);
+        ptx::st_global_u16(at + 2, high);
+      } else {
+        ptx::st_global_b32(at, low);
+        ptx::st_global_b32(at + 4, high);
+      }
+    }
+  }
+}
+
+}  // namespace backward

@@ -1,0 +1,497 @@
+// dK and dV: Note [Two owners]. A CTA owns 128 keys of one KV head and walks the query tiles that see them, head after
+// head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and X^T
+// are A operands as they come; a consumer warpgroup has 64 of the keys.
+//
+// A warpgroup waits for each of its products but dP^T, for want of registers; the two run freely and fill each other's
+// gaps.
+#include "hopper/backward_slow.cuh"
+
+using namespace backward;
+
+constexpr int STAGES = 3;
+constexpr int STAGE_BYTES = 2 * STEP_BYTES + 2 * STEP_WIDE;
+
+struct alignas(1024) Operands {
+  uint8_t k[TILE_BYTES];
+  uint8_t v[TILE_BYTES];
+  uint8_t v1[TILE_BYTES];
+  struct Stage {
+    uint8_t q[STEP_BYTES];
+    uint8_t dout[STEP_BYTES];
+    uint8_t q_wide[STEP_WIDE];
+    uint8_t dout_wide[STEP_WIDE];
+  } stage[STAGES];
+};
+
+struct Owner {
+  Record record;
+  float k_factor[TILE];   // 2^eK
+  float v_factor[TILE];   // of V
+  float v1_factor[TILE];  // of V in the diagonal tile
+};
+
+struct Shared {
+  Operands operands;
+  Columns columns[STAGES];
+  Owner owner[2];
+  Exchange exchange;
+  uint64_t full[STAGES], empty[STAGES];
+  uint64_t keys_full, keys_empty;
+  uint64_t owner_full[2], owner_empty[2];
+};
+static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
+extern "C" __constant__ const int backward_keys_shared_bytes = sizeof(Shared);
+
+// The steps of an owner and one query head: query tiles and halves of them, ascending.
+struct Steps {
+  int tile, half = 0;
+  __device__ __forceinline__ Steps(const Record& r, bool causal) : tile(causal ? r.tile : 0) {}
+  // Advance; false past the end.
+  __device__ __forceinline__ bool advance(const Record& r) {
+    if (half == 0 && !(tile == r.count - 1 && r.last <= STEP)) {
+      half = 1;
+      return true;
+    }
+    half = 0;
+    return ++tile < r.count;
+  }
+};
+
+// ---- fetching --------------------------------------------------------------------------------------------------
+
+// Warp 0 of the fetching warpgroup: items, the owner's operands, and the operands of every step.
+__device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
+  const int lane = threadIdx.x % 32;
+  const bool causal = p.causal;
+  Ring<STAGES> ring;
+  Ring<2> owners;
+  uint32_t keys_phase = 1;
+#pragma unroll 1
+  while (true) {
+    int item = 0;
+    if (lane == 0) item = atomicAdd(p.ticket, 1);
+    item = ptx::shfl_idx(item, 0);
+    Owner& owner = s.owner[owners.stage];
+    wait(ptx::shared_address(&s.owner_empty[owners.stage]), owners.phase ^ 1);
+    Record r{};
+    r.valid = item < p.status[layout::NUM_BACKWARD];
+    if (r.valid) {
+      const int4 found = p.items[item];
+      r.head = found.y, r.tile = found.z;
+      r.first = p.tile_offsets[found.x], r.count = p.tile_offsets[found.x + 1] - r.first;
+      const layout::Tile tile = p.tiles[r.first + r.tile];
+      r.rows = tile.rows, r.start = tile.start;
+      r.last = p.tiles[r.first + r.count - 1].rows;
+      const int64_t slot = r.head * p.max_tiles + r.first + r.tile;
+      bool usual = true, tiny = false, tiny1 = false;
+      float largest = -127.0f;
+#pragma unroll
+      for (int row = lane; row < TILE; row += 32) {
+        const float e = p.k_exponents[slot * TILE + row];
+        const uint32_t byte = p.v_scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row, 0)];
+        const uint32_t byte1 = p.v1_scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row, 0)];
+        usual = usual && check_exponent(e) && check_v(byte) && check_v(byte1);
+        tiny |= byte == 0 && row < r.rows;
+        tiny1 |= byte1 == 0 && row < r.rows;
+        largest = fmaxf(largest, e);
+        owner.k_factor[row] = exp2_scale(e);
+        owner.v_factor[row] = decode_scale(byte);
+        owner.v1_factor[row] = decode_scale(byte1);
+      }
+      r.flags = (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY : 0) |
+                (ptx::vote_any(tiny1) ? TINY_DIAGONAL : 0);
+      r.largest = float(int(ptx::redux_max_u32(uint32_t(int(largest) + 127))) - 127);
+    }
+    if (lane == 0) owner.record = r;
+    ptx::bar_warp_sync();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_full[owners.stage]));
+    owners.advance();
+    if (!r.valid) {
+      if (lane == 0 && atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
+      return;
+    }
+
+    const int64_t k_slot = r.head * p.max_tiles + r.first + r.tile;
+    wait(ptx::shared_address(&s.keys_empty), keys_phase);
+    keys_phase ^= 1;
+    if (lane == 0) {
+      const uint32_t barrier = ptx::shared_address(&s.keys_full);
+      ptx::mbarrier_arrive_expect_tx(barrier, (causal ? 3 : 2) * TILE_BYTES);
+      ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.k), p.k + k_slot * TILE_BYTES, TILE_BYTES, barrier);
+      ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v), p.v + k_slot * TILE_BYTES, TILE_BYTES, barrier);
+      if (causal) {
+        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v1), p.v1 + k_slot * TILE_BYTES, TILE_BYTES,
+                                         barrier);
+      }
+    }
+#pragma unroll 1
+    for (int g = 0; g < p.group; ++g) {
+     Steps step(r, causal);
+     do {
+      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
+      if (lane == 0) {
+        const int64_t slot = (int64_t(r.head) * p.group + g) * p.max_tiles + r.first + step.tile;
+        Operands::Stage& stage = s.operands.stage[ring.stage];
+        const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
+        ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
+        copy_step(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, step.half, barrier);
+        copy_step(ptx::shared_address(stage.dout), p.dout + slot * TILE_BYTES, step.half, barrier);
+        copy_step_wide(ptx::shared_address(stage.dout_wide), p.dout_wide + slot * 2 * TILE_BYTES, step.half, barrier);
+        copy_step_wide(ptx::shared_address(stage.q_wide), p.q_wide + slot * 2 * TILE_BYTES, step.half, barrier);
+      }
+      ring.advance();
+     } while (step.advance(r));
+    }
+  }
+}
+
+// Warps 1 and 2: the numbers of each step's queries, 32 each.
+__device__ __forceinline__ void prepare(const BackwardParams& p, Shared& s, int block) {
+  const int lane = threadIdx.x % 32, column = 32 * block + lane;
+  const bool causal = p.causal;
+  Ring<STAGES> ring;
+  Ring<2> owners;
+#pragma unroll 1
+  while (true) {
+    wait(ptx::shared_address(&s.owner_full[owners.stage]), owners.phase);
+    const Record r = read_record(s.owner[owners.stage].record);
+    ptx::bar_warp_sync();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[owners.stage]));
+    owners.advance();
+    if (!r.valid) return;
+#pragma unroll 1
+    for (int g = 0; g < p.group; ++g) {
+     Steps step(r, causal);
+     bool more;
+     do {
+      const int64_t slot = (int64_t(r.head) * p.group + g) * p.max_tiles + r.first + step.tile;
+      const int row = STEP * step.half + column;
+      const float e = p.q_exponents[slot * TILE + row], top = p.top[slot * TILE + row];
+      const float delta = p.delta[slot * TILE + row];
+      const uint8_t* const bytes = p.dout_scales + slot * layout::SCALE_TILE_BYTES;
+      const uint32_t byte = bytes[layout::scale_offset(STEP * step.half + 32 * block, 0)];
+      const bool usual = check_exponent(e) && check_top(top) && check_dout(byte) && e + r.largest <= p.fast_exponent;
+      const bool tiny = byte == 0 && top != infinity();
+      const float of_query = exp2_scale(e);
+      const uint32_t flags = r.flags | (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY | TINY_DIAGONAL : 0);
+      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
+      Columns& to = s.columns[ring.stage];
+      float* const score = reinterpret_cast<float*>(&to.score[column / 2]) + column % 2;
+      float* const gradient = reinterpret_cast<float*>(&to.gradient[column / 2]) + column % 2;
+      score[0] = __fsub_rn(EXPONENT_ORIGIN, top);
+      score[2] = __fmul_rn(p.c, of_query);
+      gradient[0] = -delta;
+      gradient[2] = __fmul_rn(p.softmax_scale, of_query);
+      if (lane == 0) {
+        to.flags[block] = flags;
+        to.factor[block] = formats::decode_e8m0(byte);
+        if (block == 0) to.tile = step.tile, to.half = step.half, to.diagonal = causal && step.tile == r.tile;
+      }
+      more = step.advance(r);
+      if (lane == 0 && block == 0) to.ends = !more;
+      ptx::bar_warp_sync();
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.full[ring.stage]));
+      ring.advance();
+     } while (more);
+    }
+  }
+}
+
+// ---- a step ----------------------------------------------------------------------------------------------------
+
+// Element i of the accumulator: key `row` + 8 (i / 2 % 2) of the tile, query `first` + 8 (i / 4) + i % 2.
+struct At {
+  int row;
+  int first;
+  __device__ __forceinline__ static At of_thread(int half) {
+    const int thread = ptx::thread_index();
+    return {thread / 32 * 16 + thread % 32 / 4, STEP * half + 2 * (thread % 4)};
+  }
+  __device__ __forceinline__ Place operator()(int i) const { return {first + 8 * (i / 4) + i % 2, row + 8 * (i / 2 % 2)}; }
+};
+
+// Hidden entries of a thread: element i is one if limit[i / 2 % 2] > 8 (i / 4) + i % 2.
+struct Limits {
+  int limit[2];
+  __device__ __forceinline__ Limits(const Hidden& hidden, const At& at) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = at.row + 8 * h;
+      limit[h] = hidden.diagonal ? row - at.first : row < hidden.rows ? -1 : TILE;
+    }
+  }
+  __device__ __forceinline__ bool operator()(int i) const { return limit[i / 2 % 2] > 8 * (i / 4) + i % 2; }
+};
+
+// S^T times the key's factors in place, -inf where hidden; of the thread's entries in each of the two tiles the
+// largest t, rounded up, or 0.
+template <bool MASKED>
+__device__ __forceinline__ float2 scale_scores(float (&x)[32], const Columns& columns, const Owner& owner,
+                                              const Hidden& hidden, int half) {
+  const At at = At::of_thread(half);
+  const Limits limits(hidden, at);
+  const float k0 = owner.k_factor[at.row], k1 = owner.k_factor[at.row + 8];
+  float top[2] = {0.0f, 0.0f};
+  const int lane = ptx::thread_index() % 32;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float4 c = columns.score[4 * n + lane % 4];
+#pragma unroll
+    for (int i = 4 * n; i < 4 * n + 4; ++i) {
+      x[i] = __fmul_rn(x[i], i % 4 < 2 ? k0 : k1);
+      if (MASKED) {
+        if (limits(i)) x[i] = -infinity();
+      }
+    }
+    const float low = __fmaf_ru(fmaxf(x[4 * n], x[4 * n + 2]), c.z, c.x);
+    const float high = __fmaf_ru(fmaxf(x[4 * n + 1], x[4 * n + 3]), c.w, c.y);
+    top[n / 4] = fmaxf(top[n / 4], fmaxf(low, high));
+  }
+  return make_float2(top[0], top[1]);
+}
+
+// P^T in place.
+__device__ __forceinline__ void fast_probabilities(float (&x)[32], const Columns& columns, uint2 top) {
+  const float least[2] = {least_probability(top.x), least_probability(top.y)};
+  const int lane = ptx::thread_index() % 32;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float4 c = columns.score[4 * n + lane % 4];
+#pragma unroll
+    for (int i = 4 * n; i < 4 * n + 4; ++i) {
+      x[i] = i % 2 == 0 ? probability(x[i], c.z, c.x, least[n / 4]) : probability(x[i], c.w, c.y, least[n / 4]);
+    }
+  }
+}
+
+// X^T from P^T in the place of dP^T, not yet rounded; the largest magnitudes of the thread's in the
+// two tiles.
+template <bool MASKED>
+__device__ __forceinline__ float2 fast_gradients(const uint32_t (&a)[16], float (&dp)[32], const Columns& columns,
+                                                const Owner& owner, const Hidden& hidden, int half) {
+  const At at = At::of_thread(half);
+  const Limits limits(hidden, at);
+  const float k0 = owner.k_factor[at.row], k1 = owner.k_factor[at.row + 8];
+  const float* const v_factor = hidden.diagonal ? owner.v1_factor : owner.v_factor;
+  const float v0 = v_factor[at.row], v1 = v_factor[at.row + 8];
+  float amax[2] = {0.0f, 0.0f};
+  const int lane = ptx::thread_index() % 32;
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float4 c = columns.gradient[4 * n + lane % 4];
+    const float of_dout = columns.factor[n / 4];
+    const float f0 = __fmul_rn(v0, of_dout), f1 = __fmul_rn(v1, of_dout);
+#pragma unroll
+    for (int i = 4 * n; i < 4 * n + 4; ++i) {
+      const float d = __fmaf_rn(dp[i], i % 4 < 2 ? f0 : f1, i % 2 == 0 ? c.x : c.y);
+      const float p = unpack(a, i);
+      dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(p, d), i % 2 == 0 ? c.z : c.w), i % 4 < 2 ? k0 : k1);
+      if (MASKED) {
+        if (limits(i)) dp[i] = 0.0f;
+      }
+      amax[n / 4] = fmaxf(amax[n / 4], fabsf(dp[i]));
+    }
+  }
+  return make_float2(amax[0], amax[1]);
+}
+
+__device__ __forceinline__ void round_gradients(float (&x)[32], uint4 amax) {
+  const float least[2] = {least_gradient(amax.x), least_gradient(amax.y)};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) x[i] = round_scaled(x[i], least[i / 16]);
+}
+
+// ---- consuming -------------------------------------------------------------------------------------------------
+
+// dK or dV of one query head: undo `factor` on the rows, add the heads before, and store after the last one.
+__device__ __forceinline__ void finish(const BackwardParams& p, float (&x)[D / 2], float factor0, float factor1, int g,
+                                       int part, const Tokens& out, const Record& r, int row) {
+#pragma unroll
+  for (int i = 0; i < D / 2; ++i) x[i] = __fmul_rn(x[i], i % 4 < 2 ? factor0 : factor1);
+  if (p.group > 1) {
+    float* const total = p.totals + ((int64_t(blockIdx.x) * 2 + part) * CONSUMERS * (D / 2) + 4 * ptx::thread_index());
+    if (g > 0) add_rows(x, total);
+    if (g + 1 < p.group) {
+#pragma unroll
+      for (int i = 0; i < D / 8; ++i) {
+        ptx::st_global_v4(total + i * 4 * CONSUMERS,
+                          make_uint4(__float_as_uint(x[4 * i]), __float_as_uint(x[4 * i + 1]),
+                                     __float_as_uint(x[4 * i + 2]), __float_as_uint(x[4 * i + 3])));
+      }
+      return;
+    }
+  }
+  store_rows(x, out, r.head, r.start, row, r.rows);
+}
+
+__device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
+  const int group = uniform(threadIdx.x / 128);
+  Ring<STAGES> ring;
+  float x[32], dp[32], dk[D / 2], dv[D / 2];
+
+  const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
+  const auto multiply_values = [&]() {
+    const uint8_t* const values = uniform(s.columns[ring.stage].diagonal) ? s.operands.v1 : s.operands.v;
+    const uint8_t* const dout = s.operands.stage[ring.stage].dout;
+    ptx::wgmma_fence();
+    multiply_channels(dp, ptx::shared_address(values) + group * STEP_BYTES, ptx::shared_address(dout));
+    ptx::wgmma_commit_group();
+  };
+  const auto multiply_scores = [&]() {
+    const uint8_t* const q = s.operands.stage[ring.stage].q;
+    ptx::wgmma_fence();
+    multiply_channels(x, ptx::shared_address(s.operands.k) + group * STEP_BYTES, ptx::shared_address(q));
+    ptx::wgmma_commit_group();
+  };
+  const auto release = [&](int stage) {
+    ptx::bar_warp_sync();
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
+  };
+
+#pragma unroll 1
+  for (uint32_t n = 0;; ++n) {
+    wait(ptx::shared_address(&s.owner_full[n % 2]), n / 2 % 2);
+    const Owner& owner = s.owner[n % 2];
+    if (!uniform(owner.record.valid)) return;
+    wait(ptx::shared_address(&s.keys_full), n % 2);
+#pragma unroll 1
+    for (int g = 0; g < p.group; ++g) {
+      bool any = true;
+      if (p.causal && group == 1) {  // every query of the first step comes before every key of this warpgroup
+        wait_full();
+        any = !uniform(s.columns[ring.stage].ends);
+        release(ring.stage);
+        ring.advance();
+      }
+      if (any) {
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) {
+          dk[i] = dv[i] = 0.0f;
+          ptx::keep(dk[i]);  // zeros before the first wgmma, and not where the loop begins
+          ptx::keep(dv[i]);
+        }
+        wait_full();
+        multiply_scores();
+        multiply_values();
+#pragma unroll 1
+        while (true) {
+          const int stage = ring.stage;
+          const Columns& columns = s.columns[stage];
+          const uint32_t flags = uniform(columns.flags[0] | columns.flags[1]);
+          const Hidden hidden{uniform(columns.diagonal) != 0, int(uniform(owner.record.rows))};
+          const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
+          const auto meeting = [&]() {
+            const Record& r = owner.record;
+            const int64_t q_head = int64_t(r.head) * p.group + g;
+            return Meeting{q_head * p.max_tiles + r.first + columns.tile, r.head * p.max_tiles + r.first + r.tile, hidden};
+          };
+
+          // ---- P^T ---------------------------------------------------------------------------------------------
+          ptx::wgmma_wait_group<1>();
+#pragma unroll
+          for (int i = 0; i < 32; ++i) ptx::keep(x[i]);
+          bool slow = flags & SLOW;
+          if (!slow) {
+            const float2 t = masked ? scale_scores<true>(x, columns, owner, hidden, columns.half)
+                                     : scale_scores<false>(x, columns, owner, hidden, columns.half);
+            const uint2 known = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
+            const uint2 top = make_uint2(known_top(known.x), known_top(known.y));
+            slow = is_low(top.x) || is_low(top.y);
+            if (!slow) fast_probabilities(x, columns, top);
+          }
+          if (slow) slow_probabilities(x, p, meeting(), s.exchange, !(flags & SLOW), At::of_thread(columns.half));
+          uint32_t a[16];
+          pack(a, x);
+          ptx::wgmma_fence();
+          multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[stage].dout_wide));
+          ptx::wgmma_commit_group();
+
+          // ---- X^T ---------------------------------------------------------------------------------------------
+          ptx::wgmma_wait_group<0>();
+#pragma unroll
+          for (int i = 0; i < 32; ++i) ptx::keep(dp[i]);
+#pragma unroll
+          for (int i = 0; i < 16; ++i) ptx::keep(a[i]);
+          bool again = flags & SLOW;
+          if (!again) {
+            const float2 x_max = masked ? fast_gradients<true>(a, dp, columns, owner, hidden, columns.half)
+                                      : fast_gradients<false>(a, dp, columns, owner, hidden, columns.half);
+            const bool tiny = flags & (hidden.diagonal ? TINY_DIAGONAL : TINY);
+            const uint32_t low = slow ? UNKNOWN : 0;
+            const uint4 amax =
+                s.exchange.largest_of_group(__float_as_uint(x_max.x) | low, __float_as_uint(x_max.y) | low, 1);
+            again = is_unusual(amax, tiny);
+            if (again) {
+              multiply_values();
+              ptx::wgmma_wait_group<0>();
+#pragma unroll
+              for (int i = 0; i < 32; ++i) ptx::keep(dp[i]);
+            } else {
+              round_gradients(dp, amax);
+            }
+          }
+          if (again) slow_gradients(a, slow, dp, p, meeting(), s.exchange, At::of_thread(columns.half));
+          pack(a, dp);
+          ptx::wgmma_fence();
+          multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[stage].q_wide));
+          ptx::wgmma_commit_group();
+
+          // ---- on to the next ----------------------------------------------------------------------------------
+          const bool ends = uniform(columns.ends);
+          ring.advance();
+          if (ends) break;
+          wait_full();
+          multiply_scores();
+          ptx::wgmma_wait_group<1>();
+          release(stage);
+          multiply_values();
+        }
+        ptx::wgmma_wait_group<0>();
+        release(ring.stage == 0 ? STAGES - 1 : ring.stage - 1);
+#pragma unroll
+        for (int i = 0; i < D / 2; ++i) {
+          ptx::keep(dk[i]);
+          ptx::keep(dv[i]);
+        }
+      }
+      if (g == p.group - 1 && ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.keys_empty));
+      if (any) {
+        const Record& r = owner.record;
+        const int row = At::of_thread(0).row;
+        const float* const exponent = p.k_exponents + (r.head * p.max_tiles + r.first + r.tile) * TILE + row;
+        finish(p, dk, exp2_scale(-exponent[0]), exp2_scale(-exponent[8]), g, 0, p.first, r, row);
+        finish(p, dv, 1.0f, 1.0f, g, 1, p.second, r, row);
+      }
+    }
+    ptx::bar_warp_sync();
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[n % 2]));
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __grid_constant__ BackwardParams p) {
+  extern __shared__ __align__(1024) uint8_t raw[];
+  Shared& s = *reinterpret_cast<Shared*>(raw);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 3);
+      ptx::mbarrier_init(ptx::shared_address(&s.empty[i]), CONSUMERS / 32);
+    }
+    ptx::mbarrier_init(ptx::shared_address(&s.keys_full), 1);
+    ptx::mbarrier_init(ptx::shared_address(&s.keys_empty), CONSUMERS / 32);
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&s.owner_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32 + 2);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warp = uniform(threadIdx.x / 32);
+  if (warp >= CONSUMERS / 32) {
+    ptx::setmaxnreg_dec<40>();
+    if (warp == CONSUMERS / 32) fetch(p, s);
+    else if (warp < CONSUMERS / 32 + 3) prepare(p, s, warp - CONSUMERS / 32 - 1);
+  } else {
+    ptx::setmaxnreg_inc<232>();
+    consume(p, s);
+  }
+}

@@ -1,0 +1,437 @@
+// dQ: Note [Two owners]. A CTA owns 128 queries of one head and walks the key tiles that they see, in steps of 64 keys.
+// X is an A operand as it comes; a consumer warpgroup has 64 of the queries.
+//
+// S and dP of the next step are under way with dQ of this one.
+#include "hopper/backward_slow.cuh"
+
+using namespace backward;
+
+constexpr int STAGES = 4;
+constexpr int STAGE_BYTES = 2 * STEP_BYTES + STEP_WIDE;
+
+struct alignas(1024) Operands {
+  uint8_t q[TILE_BYTES];
+  uint8_t dout[TILE_BYTES];
+  struct Stage {
+    uint8_t k[STEP_BYTES];
+    uint8_t v[STEP_BYTES];
+    uint8_t k_wide[STEP_WIDE];
+  } stage[STAGES];
+};
+
+struct Owner {
+  Record record;
+  float4 row[TILE];   // EXPONENT_ORIGIN - m, c 2^eQ, -delta, scale 2^eQ
+  float dout[TILE];   // 2^e of dO
+};
+
+struct Shared {
+  Operands operands;
+  Columns columns[STAGES];
+  Owner owner[2];
+  Exchange exchange;
+  uint64_t full[STAGES], empty[STAGES];
+  uint64_t queries_full, queries_empty;
+  uint64_t owner_full[2], owner_empty[2];
+};
+static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
+extern "C" __constant__ const int backward_queries_shared_bytes = sizeof(Shared);
+
+// The steps of an owner: key tiles and halves of them, ascending.
+struct Steps {
+  int tile = 0, half = 0;
+  __device__ __forceinline__ bool advance(const Record& r, bool causal) {
+    if (half == 0 && !(tile == r.count - 1 && r.last <= STEP)) {
+      half = 1;
+      return true;
+    }
+    half = 0;
+    return ++tile < (causal ? r.tile + 1 : r.count);
+  }
+};
+
+// ---- fetching --------------------------------------------------------------------------------------------------
+
+// Warp 0 of the fetching warpgroup: items of two query tiles, the owner's operands, and the operands of every step.
+__device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
+  const int lane = threadIdx.x % 32;
+  const bool causal = p.causal;
+  Ring<STAGES> ring;
+  Ring<2> owners;
+  uint32_t queries_phase = 1;
+  int item = 0, second = 0;
+#pragma unroll 1
+  while (true) {
+    if (!second) {
+      if (lane == 0) item = atomicAdd(p.ticket, 1);
+      item = ptx::shfl_idx(item, 0);
+    }
+    Owner& owner = s.owner[owners.stage];
+    wait(ptx::shared_address(&s.owner_empty[owners.stage]), owners.phase ^ 1);
+    Record r{};
+    r.valid = item < p.status[layout::NUM_FORWARD];
+    if (r.valid) {
+      const int4 found = p.items[item];
+      r.head = found.y, r.tile = found.z + second;
+      r.first = p.tile_offsets[found.x], r.count = p.tile_offsets[found.x + 1] - r.first;
+      second = !second && r.tile + 1 < r.count;
+      const layout::Tile tile = p.tiles[r.first + r.tile];
+      r.rows = tile.rows, r.start = tile.start;
+      r.last = p.tiles[r.first + r.count - 1].rows;
+      const int64_t slot = r.head * p.max_tiles + r.first + r.tile;
+      bool usual = true, tiny = false;
+      float largest = -127.0f;
+#pragma unroll
+      for (int row = lane; row < TILE; row += 32) {
+        const float e = p.q_exponents[slot * TILE + row], top = p.top[slot * TILE + row];
+        const uint8_t* const bytes = p.dout_scales + slot * layout::SCALE_TILE_BYTES;
+        const uint32_t byte = bytes[layout::scale_offset(row / 32 * 32, 0)];
+        usual = usual && check_exponent(e) && check_top(top) && check_dout(byte);
+        tiny |= byte == 0 && top != infinity();
+        largest = fmaxf(largest, e);
+        const float of_query = exp2_scale(e);
+        owner.row[row] = make_float4(__fsub_rn(EXPONENT_ORIGIN, top), __fmul_rn(p.c, of_query),
+                                     -p.delta[slot * TILE + row], __fmul_rn(p.softmax_scale, of_query));
+        owner.dout[row] = formats::decode_e8m0(byte);
+      }
+      r.flags = (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY : 0);
+      r.largest = float(int(ptx::redux_max_u32(uint32_t(int(largest) + 127))) - 127);
+    }
+    if (lane == 0) owner.record = r;
+    ptx::bar_warp_sync();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_full[owners.stage]));
+    owners.advance();
+    if (!r.valid) {
+      if (lane == 0 && atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
+      return;
+    }
+
+    const int64_t q_slot = r.head * p.max_tiles + r.first + r.tile;
+    wait(ptx::shared_address(&s.queries_empty), queries_phase);
+    queries_phase ^= 1;
+    if (lane == 0) {
+      const uint32_t barrier = ptx::shared_address(&s.queries_full);
+      ptx::mbarrier_arrive_expect_tx(barrier, 2 * TILE_BYTES);
+      ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.q), p.q + q_slot * TILE_BYTES, TILE_BYTES, barrier);
+      ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.dout), p.dout + q_slot * TILE_BYTES, TILE_BYTES,
+                                       barrier);
+    }
+    Steps step;
+    do {
+      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
+      if (lane == 0) {
+        const int64_t slot = r.head / p.group * p.max_tiles + r.first + step.tile;
+        Operands::Stage& stage = s.operands.stage[ring.stage];
+        const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
+        const uint8_t* const values = causal && step.tile == r.tile ? p.v1 : p.v;
+        ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
+        copy_step(ptx::shared_address(stage.k), p.k + slot * TILE_BYTES, step.half, barrier);
+        copy_step(ptx::shared_address(stage.v), values + slot * TILE_BYTES, step.half, barrier);
+        copy_step_wide(ptx::shared_address(stage.k_wide), p.k_wide + slot * 2 * TILE_BYTES, step.half, barrier);
+      }
+      ring.advance();
+    } while (step.advance(r, causal));
+  }
+}
+
+// Warps 1 and 2: the numbers of each step's keys, 32 each.
+__device__ __forceinline__ void prepare(const BackwardParams& p, Shared& s, int block) {
+  const int lane = threadIdx.x % 32, column = 32 * block + lane;
+  const bool causal = p.causal;
+  Ring<STAGES> ring;
+  Ring<2> owners;
+#pragma unroll 1
+  while (true) {
+    wait(ptx::shared_address(&s.owner_full[owners.stage]), owners.phase);
+    const Record r = read_record(s.owner[owners.stage].record);
+    ptx::bar_warp_sync();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[owners.stage]));
+    owners.advance();
+    if (!r.valid) return;
+    Steps step;
+    bool more;
+    do {
+      const int64_t slot = r.head / p.group * p.max_tiles + r.first + step.tile;
+      const bool diagonal = causal && step.tile == r.tile;
+      const int row = STEP * step.half + column;
+      const float e = p.k_exponents[slot * TILE + row];
+      const uint8_t* const bytes = (diagonal ? p.v1_scales : p.v_scales) + slot * layout::SCALE_TILE_BYTES;
+      // V1 has a scale per token, V one per block; past the document the block's stands for what is zero anyway.
+      const uint32_t byte = bytes[layout::scale_offset(diagonal ? row : row / 32 * 32, 0)];
+      const bool usual = check_exponent(e) && check_v(byte) && e + r.largest <= p.fast_exponent;
+      const int rows = step.tile == r.count - 1 ? r.last : TILE;
+      const bool tiny = byte == 0 && row < rows;
+      const uint32_t flags = r.flags | (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY : 0);
+      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
+      Columns& to = s.columns[ring.stage];
+      float* const score = reinterpret_cast<float*>(&to.score[column / 2]) + column % 2;
+      score[0] = exp2_scale(e);
+      score[2] = decode_scale(byte);
+      if (lane == 0) {
+        to.flags[block] = flags;
+        to.factor[block] = decode_scale(byte);
+        if (block == 0) to.tile = step.tile, to.half = step.half, to.diagonal = diagonal, to.rows = rows;
+      }
+      more = step.advance(r, causal);
+      if (lane == 0 && block == 0) to.ends = !more;
+      ptx::bar_warp_sync();
+      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.full[ring.stage]));
+      ring.advance();
+    } while (more);
+  }
+}
+
+// ---- a step ----------------------------------------------------------------------------------------------------
+
+// Element i of the accumulator: query `row` + 8 (i / 2 % 2) of the tile, key `first` + 8 (i / 4) + i % 2.
+struct At {
+  int row;
+  int first;
+  __device__ __forceinline__ static At of_thread(int half) {
+    const int thread = ptx::thread_index();
+    return {thread / 32 * 16 + thread % 32 / 4, STEP * half + 2 * (thread % 4)};
+  }
+  __device__ __forceinline__ Place operator()(int i) const { return {row + 8 * (i / 2 % 2), first + 8 * (i / 4) + i % 2}; }
+};
+
+// Hidden entries of a thread: element i is one if 8 (i / 4) + i % 2 > limit[i / 2 % 2].
+struct Limits {
+  int limit[2];
+  __device__ __forceinline__ Limits(const Hidden& hidden, const At& at) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) limit[h] = (hidden.diagonal ? at.row + 8 * h : hidden.rows - 1) - at.first;
+  }
+  __device__ __forceinline__ bool operator()(int i) const { return 8 * (i / 4) + i % 2 > limit[i / 2 % 2]; }
+};
+
+// S times the keys' factors in place, -inf where hidden; of the thread's entries in each of the two tiles the
+// largest t, rounded up, or 0.
+template <bool MASKED>
+__device__ __forceinline__ float2 scale_scores(float (&x)[32], const Columns& columns, float4 row0, float4 row1,
+                                              const Hidden& hidden, int half) {
+  const Limits limits(hidden, At::of_thread(half));
+  const int lane = ptx::thread_index() % 32;
+  float top[2];
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+    float largest0 = -infinity(), largest1 = -infinity();
+#pragma unroll
+    for (int n = 4 * tile; n < 4 * tile + 4; ++n) {
+      const float2 k = *reinterpret_cast<const float2*>(&columns.score[4 * n + lane % 4]);
+#pragma unroll
+      for (int i = 4 * n; i < 4 * n + 4; ++i) {
+        x[i] = __fmul_rn(x[i], i % 2 == 0 ? k.x : k.y);
+        if (MASKED) {
+          if (limits(i)) x[i] = -infinity();
+        }
+      }
+      largest0 = fmaxf(largest0, fmaxf(x[4 * n], x[4 * n + 1]));
+      largest1 = fmaxf(largest1, fmaxf(x[4 * n + 2], x[4 * n + 3]));
+    }
+    top[tile] = fmaxf(fmaxf(__fmaf_ru(largest0, row0.y, row0.x), __fmaf_ru(largest1, row1.y, row1.x)), 0.0f);
+  }
+  return make_float2(top[0], top[1]);
+}
+
+// P in place.
+__device__ __forceinline__ void fast_probabilities(float (&x)[32], float4 row0, float4 row1, uint2 top) {
+  const float least[2] = {least_probability(top.x), least_probability(top.y)};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    x[i] = i % 4 < 2 ? probability(x[i], row0.y, row0.x, least[i / 16]) : probability(x[i], row1.y, row1.x, least[i / 16]);
+  }
+}
+
+// X from P in the place of dP, not yet rounded; the largest magnitudes of the thread's in the
+// two tiles.
+template <bool MASKED>
+__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const Columns& columns, float4 row0,
+                                                float4 row1, float of_dout, const Hidden& hidden, int half) {
+  const Limits limits(hidden, At::of_thread(half));
+  const int lane = ptx::thread_index() % 32;
+  float amax[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float4 c = columns.score[4 * n + lane % 4];
+    const float of_block = __fmul_rn(columns.factor[n / 4], of_dout);
+    const float f0 = MASKED ? __fmul_rn(c.z, of_dout) : of_block, f1 = MASKED ? __fmul_rn(c.w, of_dout) : of_block;
+#pragma unroll
+    for (int i = 4 * n; i < 4 * n + 4; ++i) {
+      const float d = __fmaf_rn(dp[i], i % 2 == 0 ? f0 : f1, i % 4 < 2 ? row0.z : row1.z);
+      dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 4 < 2 ? row0.w : row1.w), i % 2 == 0 ? c.x : c.y);
+      if (MASKED) {
+        if (limits(i)) dp[i] = 0.0f;
+      }
+      amax[n / 4] = fmaxf(amax[n / 4], fabsf(dp[i]));
+    }
+  }
+  return make_float2(amax[0], amax[1]);
+}
+
+__device__ __forceinline__ void round_gradients(float (&x)[32], uint4 amax) {
+  const float least[2] = {least_gradient(amax.x), least_gradient(amax.y)};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) x[i] = round_scaled(x[i], least[i / 16]);
+}
+
+// ---- consuming -------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
+  const int group = uniform(threadIdx.x / 128);
+  Ring<STAGES> ring;
+  Ring<2> owners;
+  uint32_t queries_phase = 0;
+  float x[32], dp[32], dq[D / 2];
+
+  const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
+  const auto multiply_values = [&]() {
+    const uint8_t* const v = s.operands.stage[ring.stage].v;
+    ptx::wgmma_fence();
+    multiply_channels(dp, ptx::shared_address(s.operands.dout) + group * STEP_BYTES, ptx::shared_address(v));
+    ptx::wgmma_commit_group();
+  };
+  const auto multiply_scores = [&]() {
+    const uint8_t* const k = s.operands.stage[ring.stage].k;
+    ptx::wgmma_fence();
+    multiply_channels(x, ptx::shared_address(s.operands.q) + group * STEP_BYTES, ptx::shared_address(k));
+    ptx::wgmma_commit_group();
+  };
+  const auto release = [&](int stage) {
+    ptx::bar_warp_sync();
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
+  };
+
+#pragma unroll 1
+  while (true) {
+    wait(ptx::shared_address(&s.owner_full[owners.stage]), owners.phase);
+    const Owner& owner = s.owner[owners.stage];
+    if (!uniform(owner.record.valid)) return;
+    wait(ptx::shared_address(&s.queries_full), queries_phase);
+    queries_phase ^= 1;
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) {
+      dq[i] = 0.0f;
+      ptx::keep(dq[i]);  // zeros before the first wgmma, and not where the loop begins
+    }
+    const int row = At::of_thread(0).row;
+    const float4 row0 = owner.row[row], row1 = owner.row[row + 8];
+    const float of_dout = owner.dout[row];
+    int released = -1;  // the stage that is free once dQ is done
+    wait_full();
+    multiply_scores();
+    multiply_values();
+#pragma unroll 1
+    while (true) {
+      const int stage = ring.stage;
+      const Columns& columns = s.columns[stage];
+      const uint32_t flags = uniform(columns.flags[0] | columns.flags[1]);
+      const Hidden hidden{uniform(columns.diagonal) != 0, int(uniform(columns.rows))};
+      const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
+      const bool ends = uniform(columns.ends);
+      const auto meeting = [&]() {
+        const Record& r = owner.record;
+        return Meeting{r.head * p.max_tiles + r.first + r.tile, r.head / p.group * p.max_tiles + r.first + columns.tile,
+                       hidden};
+      };
+
+      // ---- P -------------------------------------------------------------------------------------------------
+      ptx::wgmma_wait_group<1>();
+#pragma unroll
+      for (int i = 0; i < 32; ++i) ptx::keep(x[i]);
+      if (released >= 0) release(released);
+      bool slow = flags & SLOW;
+      if (!slow) {
+        const float2 t = masked ? scale_scores<true>(x, columns, row0, row1, hidden, columns.half)
+                                 : scale_scores<false>(x, columns, row0, row1, hidden, columns.half);
+        const uint2 known = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
+        const uint2 top = make_uint2(known_top(known.x), known_top(known.y));
+        slow = is_low(top.x) || is_low(top.y);
+        if (!slow) fast_probabilities(x, row0, row1, top);
+      }
+      if (slow) slow_probabilities(x, p, meeting(), s.exchange, !(flags & SLOW), At::of_thread(columns.half));
+
+      // ---- X -------------------------------------------------------------------------------------------------
+      ptx::wgmma_wait_group<0>();
+#pragma unroll
+      for (int i = 0; i < 32; ++i) ptx::keep(dp[i]);
+      bool again = flags & SLOW;
+      uint32_t a[16];
+      if (!again) {
+        const float2 x_max = masked ? fast_gradients<true>(x, dp, columns, row0, row1, of_dout, hidden, columns.half)
+                                  : fast_gradients<false>(x, dp, columns, row0, row1, of_dout, hidden, columns.half);
+        const bool tiny = flags & TINY;
+        const uint32_t low = slow ? UNKNOWN : 0;
+        const uint4 amax =
+            s.exchange.largest_of_group(__float_as_uint(x_max.x) | low, __float_as_uint(x_max.y) | low, 1);
+        again = is_unusual(amax, tiny);
+        if (again) {
+          multiply_values();
+          ptx::wgmma_wait_group<0>();
+#pragma unroll
+          for (int i = 0; i < 32; ++i) ptx::keep(dp[i]);
+        } else {
+          round_gradients(dp, amax);
+        }
+      }
+      if (again) {
+        pack(a, x);
+        slow_gradients(a, slow, dp, p, meeting(), s.exchange, At::of_thread(columns.half));
+      }
+      pack(a, dp);
+      ptx::wgmma_fence();
+      multiply_tokens(dq, a, ptx::shared_address(s.operands.stage[stage].k_wide));
+      ptx::wgmma_commit_group();
+      released = stage;
+      if (ends) break;
+      ring.advance();
+      wait_full();
+      multiply_scores();
+      multiply_values();
+    }
+    ptx::wgmma_wait_group<0>();
+    release(released);
+    ring.advance();
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) ptx::keep(dq[i]);
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.queries_empty));
+
+    // ---- dQ --------------------------------------------------------------------------------------------------
+    const Record& r = owner.record;
+    const float* const exponent = p.q_exponents + (r.head * p.max_tiles + r.first + r.tile) * TILE + row;
+    const float factor0 = exp2_scale(-exponent[0]), factor1 = exp2_scale(-exponent[8]);
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) dq[i] = __fmul_rn(dq[i], i % 4 < 2 ? factor0 : factor1);
+    store_rows(dq, p.first, r.head, r.start, row, r.rows);
+    ptx::bar_warp_sync();
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[owners.stage]));
+    owners.advance();
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const __grid_constant__ BackwardParams p) {
+  extern __shared__ __align__(1024) uint8_t raw[];
+  Shared& s = *reinterpret_cast<Shared*>(raw);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 3);
+      ptx::mbarrier_init(ptx::shared_address(&s.empty[i]), CONSUMERS / 32);
+    }
+    ptx::mbarrier_init(ptx::shared_address(&s.queries_full), 1);
+    ptx::mbarrier_init(ptx::shared_address(&s.queries_empty), CONSUMERS / 32);
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&s.owner_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32 + 2);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  const int warp = uniform(threadIdx.x / 32);
+  if (warp >= CONSUMERS / 32) {
+    ptx::setmaxnreg_dec<40>();
+    if (warp == CONSUMERS / 32) fetch(p, s);
+    else if (warp < CONSUMERS / 32 + 3) prepare(p, s, warp - CONSUMERS / 32 - 1);
+  } else {
+    ptx::setmaxnreg_inc<232>();
+    consume(p, s);
+  }
+}
