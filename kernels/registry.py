@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flamia.kernels import structs
-from flamia.kernels.targets import TARGETS, Target
+from flamia.kernels.targets import SM_100A, SM_103A, TARGETS, Target
 
 SOURCES = Path(__file__).resolve().parent / "cuda"
 """Folder of the CUDA C++ sources; ``#include "..."`` is relative to it."""
@@ -51,18 +51,20 @@ class Parameter:
     :param macro: name in the source.
     :param label: prefix of a value in the names of units.
     :param values: the released values; a string becomes the macro ``<MACRO>_IS_<VALUE>``.
+    :param also: values of units that are not released: variants for tests and measurements.
     :param any_multiple_of: further integers that `Kernel.unit` accepts: multiples of this up to ``maximum``.
     """
 
     macro: str
     label: str
     values: tuple[int | str, ...]
+    also: tuple[int | str, ...] = ()
     any_multiple_of: int = 0
     maximum: int = 0
 
     def accepts(self, value: int | str) -> bool:
         """Whether a unit may have this value."""
-        if value in self.values:
+        if value in self.values or value in self.also:
             return True
         return (
             isinstance(value, int)
@@ -224,7 +226,23 @@ FORMATS = Kernel(
     entries=(Entry("convert", threads=(256,), max_registers=64),),
 )
 
-KERNELS = (SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS)
+BLACKWELL_FORWARD = Kernel(
+    name="blackwell_forward",
+    summary="attention forward on Blackwell",
+    source="blackwell/forward.cu",
+    params=structs.BLACKWELL_FORWARD.itemsize,
+    entries=(Entry("attention_forward", threads=(512,), max_registers=128),),
+    parameters=(
+        Parameter("RECIPE", "recipe", ("mxfp8", "nvfp4_fp8")),
+        Parameter("HEAD_DIM", "dim", (64, 128)),
+        Parameter("EXP2", "exp2", ("exact",), also=("hardware",)),
+        Parameter("STRICT", "strict", (0,), also=(1,)),
+        Parameter("HOOKS", "hooks", (0,), also=(1,)),
+    ),
+    targets=(SM_100A, SM_103A),
+)
+
+KERNELS = (SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS, BLACKWELL_FORWARD)
 """Every kernel."""
 
 

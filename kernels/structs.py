@@ -144,6 +144,19 @@ FORMATS = np.dtype(
 )
 
 
+BLACKWELL_FORWARD = np.dtype(
+    [
+        *((name, POINTER) for name in ("q", "q_scales", "k", "k_scales", "v", "v_scales", "v1", "v1_scales")),
+        *((name, POINTER) for name in ("out", "lse", "m", "l", "tiles", "tile_offsets", "items", "status", "ticket")),
+        *((name, POINTER) for name in ("stage_p", "stage_top")),
+        *((name, STRIDE) for name in ("max_tiles", "num_tokens", "out_token_stride", "out_head_stride")),
+        *((name, REAL) for name in ("c", "inverse_c", "score_factor")),
+        *((name, COUNT) for name in ("usual", "group", "causal", "element", "stage_keys")),
+    ],
+    align=True,
+)
+
+
 def fill(dtype: np.dtype[Any], values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """One struct, shape ``(1,)``: nested mappings and sequences fill nested structs and arrays; the rest is 0."""
     out = np.zeros(1, dtype)

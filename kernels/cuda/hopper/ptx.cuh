@@ -1,0 +1,280 @@
+// One thin wrapper per PTX instruction of Hopper's asynchronous machinery: mbarrier, bulk copies, named barriers, wgmma;
+// the continuation of common/ptx.cuh, under the same rules. Source of each: PTX ISA 9.0, the chapter of the same name.
+#pragma once
+
+#include "common/ptx.cuh"
+
+namespace ptx {
+
+// ---- addresses -------------------------------------------------------------------------------------------------
+
+// A shared-memory address as the instructions below take it.
+__device__ __forceinline__ uint32_t shared_address(const void* p) { return uint32_t(__cvta_generic_to_shared(p)); }
+
+// ---- mbarrier --------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void mbarrier_init(uint32_t barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+// Initialised barriers become visible to the copy engine.
+__device__ __forceinline__ void fence_mbarrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrive, and let the phase wait for so many bytes of bulk copies too.
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+// Whether the phase of this parity has completed; waits a while for it.
+__device__ __forceinline__ bool mbarrier_try_wait_parity(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.b32 %0, 1, 0, p;\n\t}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// ---- cp.async.bulk ---------------------------------------------------------------------------------------------
+
+// `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
+__device__ __forceinline__ void cp_async_bulk_shared_global(uint32_t shared, const void* global, uint32_t bytes,
+                                                            uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// Ordinary writes to shared memory become visible to wgmma and to the copy engine.
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- barrier, setmaxnreg ---------------------------------------------------------------------------------------
+
+// Named barriers: `threads` counts those that wait and those that only arrive.
+__device__ __forceinline__ void barrier_sync(uint32_t name, uint32_t threads) {
+  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint32_t name, uint32_t threads) {
+  asm volatile("barrier.cta.arrive.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// Whether the predicate holds in any lane.
+__device__ __forceinline__ bool vote_any(bool a) {
+  uint32_t d;
+  asm volatile(
+      "{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %1, 0;\n\t"
+      "vote.sync.any.pred q, p, 0xffffffff;\n\tselp.b32 %0, 1, 0, q;\n\t}"
+      : "=r"(d)
+      : "r"(uint32_t(a)));
+  return d != 0;
+}
+
+// ---- FP32, BF16 ------------------------------------------------------------------------------------------------
+
+// a b + c with one rounding, clamped to [0, 1]; NaN gives 0.
+__device__ __forceinline__ float fma_rn_sat_f32(float a, float b, float c) {
+  float d;
+  asm("fma.rn.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
+// About 1 / x.
+__device__ __forceinline__ float rcp_approx_f32(float x) {
+  float d;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(d) : "f"(x));
+  return d;
+}
+
+// The product of each half, rounded; subnormals are kept.
+__device__ __forceinline__ uint32_t mul_rn_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
+// Two bfloat16 numbers: `low` in bits 0..15, `high` in bits 16..31.
+__device__ __forceinline__ uint32_t cvt_rn_bf16x2_f32(float high, float low) {
+  uint32_t d;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
+// ---- registers, memory ------------------------------------------------------------------------------------------
+
+// threadIdx.x, read anew: what derives from it need not stay in registers from one use to the next.
+__device__ __forceinline__ uint32_t thread_index() {
+  uint32_t d;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(d));
+  return d;
+}
+
+// Memory that this launch writes too.
+__device__ __forceinline__ uint4 ld_global_v4(const void* address) {
+  uint4 d;
+  asm volatile("ld.global.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
+               : "l"(address)
+               : "memory");
+  return d;
+}
+
+// ---- wgmma -----------------------------------------------------------------------------------------------------
+
+// Registers and shared memory written before are what the next wgmma sees.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void wgmma_commit_group() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Wait until at most N of this warpgroup's groups are under way.
+template <int N>
+__device__ __forceinline__ void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
+
+// The compiler must not move uses of a register past this point: it does not know when a wgmma writes it.
+__device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)::"memory"); }
+__device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
+
+// Accumulator d: FP32 64 x N, N / 2 registers. Thread t holds in d[4 i + 2 h + c] row 16 (t / 32) + t % 32 / 4 + 8 h and
+// column 8 i + 2 (t % 4) + c. Operands come as descriptors of shared memory or, a of bf16, as four registers of two
+// elements each in the same arrangement. `accumulate` 0 starts from zero.
+//
+// Lists of registers for the templates of the instructions: WGMMA_Dn names n of them, WGMMA_On binds them.
+#define WGMMA_D4 "%0, %1, %2, %3"
+#define WGMMA_D32 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_D36 WGMMA_D32 ", %32, %33, %34, %35"
+#define WGMMA_D64 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define WGMMA_D68 WGMMA_D64 ", %64, %65, %66, %67"
+#define WGMMA_O4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define WGMMA_O16(d, i) WGMMA_O4(d, i), WGMMA_O4(d, i + 4), WGMMA_O4(d, i + 8), WGMMA_O4(d, i + 12)
+#define WGMMA_O32(d) WGMMA_O16(d, 0), WGMMA_O16(d, 16)
+#define WGMMA_O36(d) WGMMA_O32(d), WGMMA_O4(d, 32)
+#define WGMMA_O64(d) WGMMA_O16(d, 0), WGMMA_O16(d, 16), WGMMA_O16(d, 32), WGMMA_O16(d, 48)
+#define WGMMA_O68(d) WGMMA_O64(d), WGMMA_O4(d, 64)
+
+// d += A B, E4M3, K = 32; both K-major in shared memory.
+template <int N>
+__device__ __forceinline__ void wgmma_e4m3_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
+  static_assert(N == 64 || N == 128, "the wrappers that are needed");
+  if constexpr (N == 64) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" WGMMA_D32 "}, %32, %33, p, 1, 1;\n\t}"
+        : WGMMA_O32(d)
+        : "l"(a), "l"(b), "r"(accumulate)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {" WGMMA_D64 "}, %64, %65, p, 1, 1;\n\t}"
+        : WGMMA_O64(d)
+        : "l"(a), "l"(b), "r"(accumulate)
+        : "memory");
+  }
+}
+
+// d += A B, bf16, K = 16; both K-major in shared memory.
+template <int N>
+__device__ __forceinline__ void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
+  static_assert(N == 64 || N == 128, "the wrappers that are needed");
+  if constexpr (N == 64) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_D32 "}, %32, %33, p, 1, 1, 0, 0;\n\t}"
+        : WGMMA_O32(d)
+        : "l"(a), "l"(b), "r"(accumulate)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_D64 "}, %64, %65, p, 1, 1, 0, 0;\n\t}"
+        : WGMMA_O64(d)
+        : "l"(a), "l"(b), "r"(accumulate)
+        : "memory");
+  }
+}
+
+// d += A B, bf16, K = 16; A in registers, B MN-major in shared memory.
+template <int N>
+__device__ __forceinline__ void wgmma_bf16_rs(float (&d)[N / 2], const uint32_t* a, uint64_t b, int accumulate) {
+  static_assert(N == 8 || N == 64 || N == 72 || N == 128 || N == 136, "the wrappers that are needed");
+  if constexpr (N == 8) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %9, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {" WGMMA_D4 "}, {%4, %5, %6, %7}, %8, "
+        "p, 1, 1, 1;\n\t}"
+        : WGMMA_O4(d, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+        : "memory");
+  } else if constexpr (N == 64) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_D32 "}, {%32, %33, %34, %35}, %36, "
+        "p, 1, 1, 1;\n\t}"
+        : WGMMA_O32(d)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+        : "memory");
+  } else if constexpr (N == 72) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %41, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n72k16.f32.bf16.bf16 {" WGMMA_D36 "}, {%36, %37, %38, %39}, %40, "
+        "p, 1, 1, 1;\n\t}"
+        : WGMMA_O36(d)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+        : "memory");
+  } else if constexpr (N == 128) {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %69, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_D64 "}, {%64, %65, %66, %67}, %68, "
+        "p, 1, 1, 1;\n\t}"
+        : WGMMA_O64(d)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+        : "memory");
+  } else {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %73, 0;\n\t"
+        "wgmma.mma_async.sync.aligned.m64n136k16.f32.bf16.bf16 {" WGMMA_D68 "}, {%68, %69, %70, %71}, %72, "
+        "p, 1, 1, 1;\n\t}"
+        : WGMMA_O68(d)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+        : "memory");
+  }
+}
+
+#undef WGMMA_D4
+#undef WGMMA_D32
+#undef WGMMA_D36
+#undef WGMMA_D64
+#undef WGMMA_D68
+#undef WGMMA_O4
+#undef WGMMA_O16
+#undef WGMMA_O32
+#undef WGMMA_O36
+#undef WGMMA_O64
+#undef WGMMA_O68
+
+}  // namespace ptx
