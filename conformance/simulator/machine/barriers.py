@@ -88,7 +88,7 @@ class NamedBarriers:
                 self._try_open(number, phase)
 
     def check_end(self) -> None:
-        """No barrier may be half full when the CTA ends."""
+        """A barrier that is half full when the CTA ends is worth a remark; PTX allows it."""
         for number, phase in self.phases.items():
             wanted = phase.expected if phase.expected is not None else self._threads()
-            raise faults.LeftBehind(f"{self.cta} ended with barrier {number} at {phase.arrived} of {wanted} threads")
+            self.cta.machine.remark(f"a CTA ended with barrier {number} at {phase.arrived} of {wanted} threads")

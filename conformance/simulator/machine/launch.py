@@ -28,6 +28,7 @@ class Report:
 
     :param instructions: warp instructions executed, by warp and opcode.
     :param unpromised: reliances on orderings that PTX does not promise, by description.
+    :param remarks: what is legal but may not be meant.
     :param approximate: bytes of each buffer that hold, or depend on, results of ``.approx`` instructions, whose bits
         are those of a stand-in.
     :param segments: length of the run, in segments.
@@ -41,6 +42,7 @@ class Report:
     approximate: dict[str, int]
     segments: int
     spans: list[Span] = field(default_factory=list)
+    remarks: Counter[str] = field(default_factory=Counter)
 
     @property
     def total(self) -> int:
@@ -201,4 +203,5 @@ def _report(machine: Machine, memory: DeviceMemory, entry: str) -> Report:
         approximate,
         machine.time,
         machine.trace.spans,
+        machine.remarks,
     )

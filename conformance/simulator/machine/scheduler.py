@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 Unit = TypeVar("Unit")
 
+PATIENCE = 20_000
+"""Segments after which the latest asynchronous operations complete, unless nothing else is left to do before."""
+
 
 class Machine:
     """One launch.
@@ -67,6 +70,8 @@ class Machine:
         self.changed = True
         self.time = 0
         self.unpromised: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()
+        self._released: list[str] = []
         self.executed: dict[str, list[int]] = {}
         self.local_offsets, self.local_bytes = _lay_out_local(program)
         self._units: dict[type, Any] = {}
@@ -107,12 +112,25 @@ class Machine:
         :param engine: track of the timeline, for example ``CTA 0 tensor core``.
         :param ordered: whether it must come after all earlier actions of the same engine.
         """
-        at = self.time + self.random.randint(1, self.longest_delay)
+        at = self.time + self._draw_delay()
         if ordered:
             at = self._engine_time[engine] = max(at, self._engine_time.get(engine, 0) + 1)
         self._event_count += 1
         heapq.heappush(self._events, (at, self._event_count, action))
         self.trace.asynchronous(engine, label, self.time, at)
+
+    def _draw_delay(self) -> int:
+        """A third at once, a third after a while, a third so late that every warp waits by then."""
+        kind = self.random.random()
+        if kind < 1 / 3:
+            return 1
+        if kind < 2 / 3:
+            return self.random.randint(1, self.longest_delay)
+        return self.random.randint(1, PATIENCE)
+
+    def remark(self, what: str) -> None:
+        """Something legal that may not be meant: it is in the report."""
+        self.remarks[what] += 1
 
     def count_unpromised(self, what: str, warp: Warp | None = None) -> None:
         """Reliance on an ordering that PTX does not promise: counted, and an error in strict mode.
@@ -148,7 +166,9 @@ class Machine:
             elif self._clusters:
                 self._release_or_die()
             else:
-                return
+                break
+        for where in self._released:
+            self.count_unpromised(f"lanes that ran on before the rest of their warp met them{where}")
 
     def _fill(self) -> None:
         """Start clusters while there is room."""
@@ -198,8 +218,10 @@ class Machine:
     def _release_or_die(self) -> None:
         warps = [w for c in self._clusters for cta in c.ctas for w in cta.warps if not w.done]
         for warp in warps:
-            if warp.release_meeting():
-                self.count_unpromised("lanes that ran on before the rest of their warp met them", warp)
+            place = warp.release_meeting()
+            if place is not None:
+                # Counted when the run got on with it: it may still end in a deadlock.
+                self._released.append(place)
                 self.changed = True
                 return
         if not warps:

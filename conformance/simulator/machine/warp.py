@@ -300,8 +300,8 @@ class Warp:
         if self.done:
             self.cta.warp_ended(self)
 
-    def release_meeting(self) -> bool:
-        """Let lanes that wait for a meeting go on without it, Note [Divergence]; whether there were any."""
+    def release_meeting(self) -> str | None:
+        """Let lanes that wait for a meeting go on without it, Note [Divergence]; where, or None without any."""
         for key, (join, outer) in list(self._waiting.items()):
             if join.arrived.any():
                 del self._waiting[key]
@@ -311,8 +311,9 @@ class Warp:
                 released = Fragment(join.segment, lanes, outer)
                 self.fragments.append(released)
                 self._go(released, join.segment)
-                return True
-        return False
+                instruction = self.program.segments[join.segment].instructions[0]
+                return f": PTX line {instruction.line}, {self}"
+        return None
 
     def describe(self) -> list[str]:
         """One line for each group of lanes: where it is, and what it waits for."""

@@ -76,21 +76,29 @@ def finish(
 
     def run(*values: Row) -> Row:
         if ftz:
-            values = tuple(flush(v) for v in values)
+            values = tuple([flush(v) for v in values])
         result = function(*values)
         if ftz:
-            result = flush(result)
-            if exact is not None:
-                edge = (result.view(np.uint32) & np.uint32(0x7FFFFFFF)) == np.uint32(0x00800000)
-                if edge.any():
-                    small = edge & (np.abs(exact(*values)) < 2.0**-126)
-                    result = np.where(small, np.copysign(np.float32(0), result), result)
+            magnitude = result.view(np.uint32) & _MAGNITUDE
+            if magnitude.min() <= _SMALLEST:
+                result = _flush_result(result, magnitude, values)
         if saturate:
             result = np.where(result > 0, np.minimum(result, np.float32(1)), np.float32(0))
         return result
 
+    def _flush_result(result: Row, magnitude: Row, values: tuple[Row, ...]) -> Row:
+        result = flush(result)
+        edge = magnitude == _SMALLEST
+        if exact is not None and edge.any():
+            small = edge & (np.abs(exact(*values)) < 2.0**-126)
+            result = np.where(small, np.copysign(np.float32(0), result), result)
+        return result
+
     return run
 
+
+_MAGNITUDE, _SMALLEST = np.uint32(0x7FFFFFFF), np.uint32(0x00800000)
+"""Bits of a magnitude, and those of 2^-126."""
 
 _UFUNC = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
 _WIDE: dict[str, Callable[..., Row]] = {

@@ -40,9 +40,11 @@ def fix_nan(values: Row) -> None:
 
 
 def flush(values: Row) -> Row:
-    """Subnormal float32 as zeros of their sign (``.ftz``)."""
+    """Subnormal float32 as zeros of their sign (``.ftz``); the array itself if it has none."""
     bits = (values if values.flags.c_contiguous else np.ascontiguousarray(values)).view(np.uint32)
     small = (bits & _EXPONENT) == 0
+    if small.tobytes() in (NO_LANES, _NONE):
+        return values
     return np.where(small, bits & np.uint32(0x80000000), bits).view(np.float32)
 
 
@@ -98,9 +100,9 @@ def multiply(a: Row, b: Row, mode: str) -> Row:
 
 def fma(a: Row, b: Row, c: Row, mode: str = "rn") -> Row:
     """``a * b + c`` of float32 lanes, rounded once."""
-    product = a.astype(np.float64) * b
+    product = a.astype(np.float64) * b.astype(np.float64)
     if mode == "rn":
-        total = product + c
+        total = product + c.astype(np.float64)
         result = total.astype(np.float32)
         # Rounding twice goes wrong only where the float64 sum lies on a tie of float32, or the result is subnormal.
         tie = (total.view(np.int64) & _LOW29) == _TIE29
