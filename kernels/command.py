@@ -33,7 +33,9 @@ def list_kernels() -> None:
 
     from flamia.kernels.registry import KERNELS
 
-    table = Table("kernel", "what it does", "source", "entries", "parameters", "targets")
+    table = Table()
+    for column in ("kernel", "what it does", "source", "entries", "parameters", "targets"):
+        table.add_column(column, no_wrap=column in ("kernel", "entries"))
     for kernel in KERNELS:
         table.add_row(
             kernel.name,

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(32) f(float* x) {
 @pytest.mark.parametrize("target", targets.TARGETS, ids=lambda t: t.name)
 def test_every_unit_compiles_within_its_limits(nvrtc, cold_cache, target):
     results = list(build_all(find_units(), [target]))
-    assert len(results) == len(find_units())
+    assert len(results) == len([unit for unit in find_units() if target in unit.kernel.targets])
     for unit, _, result in results:
         assert not isinstance(result, Exception), f"{unit.name}: {result}"
         assert {e.name for e in result.entries} == {e.name for e in unit.kernel.entries}
