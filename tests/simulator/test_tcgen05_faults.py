@@ -172,7 +172,7 @@ ORDER = {
     ),
     "an address that differs between lanes": (
         faults.NotUniform,
-        "",
+        "one value is needed",
         {"read": "add.u32 %r24, %r24, %r1;\n" + LD1 + KEEP},
     ),
     "half a warp": (

@@ -204,6 +204,18 @@ FAULTS = {
         af.RegisterInFlight,
         FENCE + FROM_REGISTERS + COMMIT + "add.u32 %r40, %r1, 1;\n" + WAIT,
     ),
+    "A read before the wait": (
+        af.RegisterInFlight,
+        FENCE + FROM_REGISTERS + COMMIT + "add.u32 %r50, %r40, 1;\n" + WAIT,
+    ),
+    "A copied over before the wait": (
+        af.RegisterInFlight,
+        FENCE + FROM_REGISTERS + COMMIT + "mov.b32 %r40, %r1;\n" + WAIT,
+    ),
+    "a copy of D read before the wait": (
+        af.RegisterInFlight,
+        FENCE + ONE_PRODUCT + COMMIT + "mov.f32 %f60, %f2;\nadd.f32 %f61, %f60, %f60;\n" + WAIT,
+    ),
     "another D that overlaps": (
         af.RegisterInFlight,
         FENCE + ONE_PRODUCT + product(8, ("e4m3", "e4m3"), "%rd2", "%rd3", d=4) + COMMIT + WAIT,
@@ -242,6 +254,22 @@ def test_faults(name, seed):
     with pytest.raises(faults.Fault) as caught:
         warpgroup(sets + body, image, 16, seed=seed)
     assert type(caught.value) is kind, caught.value
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_copies_that_a_compiler_makes(seed):
+    """D is set by mov behind the fence; A and D are copied while products are under way, and D's copy goes on as D."""
+    image, a, b, sets = simple()
+    zeros = "".join(f"mov.f32 %f{i}, 0f00000000;\n" for i in range(8))
+    onward = "".join(f"mov.f32 %f{20 + i}, %f{i};\n" for i in range(8))
+    back = "".join(f"mov.b32 %r{60 + i}, %f{20 + i};\n" for i in range(8))
+    ends = "".join(f"mov.b32 %f{i}, %r{60 + i};\n" for i in range(8))
+    second = product(16, ("e4m3", "e4m3"), "%rd2", "%rd3", d=20)
+    work = (
+        sets + FENCE + zeros + FROM_REGISTERS + "mov.b32 %r50, %r40;\n" + onward + second + back + COMMIT + WAIT + ends
+    )
+    got = warpgroup(work, image, 16, fragments=a.view(np.uint8), accumulators=np.full((64, 16), 7.0), seed=seed)
+    assert np.array_equal(got, 2 * (a.astype(np.float32) @ b.astype(np.float32).T))
 
 
 def test_no_wait_for_the_operands():

@@ -33,8 +33,9 @@ class Segment:
     :param target: segment that a branch at the end goes to, -1 without one.
     :param predicate: row that says which lanes take it, -1 for all; ``negated``: those where it is false.
     :param join: segment where diverged lanes meet again, -1 at the end of the function.
-    :param touched: registers that it reads or writes, ``written``: those it writes; both empty for instructions that
-        look after asynchronous registers themselves, see `Warp.in_flight`.
+    :param touched: registers that it reads or writes; empty for instructions that look after asynchronous registers
+        themselves. ``written``: those written by other instructions than ``mov``. ``copies``: rows of target and source
+        of the ``mov`` between registers, by position. See Note [Registers in flight].
     """
 
     simple: tuple[Run, ...] = ()
@@ -45,6 +46,7 @@ class Segment:
     join: int = -1
     touched: frozenset[str] = frozenset()
     written: frozenset[str] = frozenset()
+    copies: dict[int, tuple[int, int]] = field(default_factory=dict)
     instructions: tuple[Instruction, ...] = ()
 
 
@@ -92,6 +94,11 @@ class Program:
     def uses_wgmma(self) -> bool:
         """Whether the tensor cores take accumulators from registers."""
         return any(i.opcode.startswith("wgmma.mma_async") for i in self.function.instructions)
+
+    @cached_property
+    def holds_registers(self) -> bool:
+        """Whether asynchronous operations write registers."""
+        return any(i.opcode.startswith(("wgmma.mma_async", "tcgen05.ld")) for i in self.function.instructions)
 
     # --- rows --------------------------------------------------------------------------------------------------------
 

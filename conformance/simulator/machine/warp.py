@@ -20,7 +20,7 @@ from flamia.conformance.simulator.machine.faults import Fault, NotUniform
 from flamia.conformance.simulator.machine.order import Order
 from flamia.conformance.simulator.machine.outcomes import Blocked, Exit, NeedLanes
 from flamia.conformance.simulator.machine.registers import RowPlan
-from flamia.conformance.simulator.machine.registeruse import raise_in_flight
+from flamia.conformance.simulator.machine.registeruse import Holder, check_in_flight
 from flamia.conformance.simulator.machine.types import ALL_LANES, FULL, NO_LANES, Row, as_mask, lanes_of
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Warp:
         self.rows: list[Row] = self.machine.unit(_Plan).plan.build(self)
         self.order = Order(cta.order_slot(index))
         self.fragments = [Fragment(0, self.live, ())]
-        self.in_flight: dict[str, str] = {}
+        self.in_flight: dict[str, Holder] = {}
         self.log: set[int] | None = set() if self.program.uses_wgmma else None
         self._units: dict[type, Any] = {}
 
@@ -145,7 +145,7 @@ class Warp:
             segment = segments[at]
             executed[at] += 1
             if self.in_flight and not segment.touched.isdisjoint(self.in_flight):
-                raise_in_flight(self, segment)
+                check_in_flight(self, segment)
             if self.log is not None:
                 self.log.add(at)
             mask = fragment.mask

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from flamia.conformance.simulator.machine import asyncfaults
 from flamia.conformance.simulator.machine.asyncorder import LOAD, STORE
 from flamia.conformance.simulator.machine.outcomes import Blocked
+from flamia.conformance.simulator.machine.registeruse import Holder
 from flamia.conformance.simulator.machine.site import Site
 from flamia.conformance.simulator.machine.tensormemory import Operation, Operations, Region, TensorMemory
 from flamia.conformance.simulator.machine.tensorpipe import TensorCores
@@ -35,12 +36,12 @@ _NUMBERS = tuple(f"x{1 << i}" for i in range(8))
 class Moves:
     """Loads and stores of one warp that are under way.
 
-    :param registers: destinations of loads since the last ``wait::ld``.
+    :param holders: loads since the last ``wait::ld``, with their destinations.
     """
 
     def __init__(self, warp: Warp) -> None:
         self.loads, self.stores = 0, 0
-        self.registers: list[str] = []
+        self.holders: list[Holder] = []
 
 
 class _Shape:
@@ -102,7 +103,7 @@ def compile_ld(site: Site) -> Run:
         held = [n for n in names if n in warp.in_flight]
         if held:
             raise asyncfaults.RegisterInFlight(
-                f"{what} writes register {held[0]}, which {warp.in_flight[held[0]]} holds"
+                f"{what} writes register {held[0]}, which {warp.in_flight[held[0]].what} holds"
             )
         lane, column, region = shape.locate(warp, warp.uniform(address, mask) + offset)
         memory = warp.cta.unit(TensorMemory)
@@ -110,8 +111,9 @@ def compile_ld(site: Site) -> Run:
         memory.read(warp, region, number, False, what)
         moves = warp.unit(Moves)
         moves.loads += 1
-        moves.registers += names
-        warp.in_flight.update(dict.fromkeys(names, what))
+        holder = Holder(what, list(names))
+        holder.hold(warp)
+        moves.holders.append(holder)
         cores = warp.cta.cluster.unit(TensorCores)
         keys = cores.begin([warp.cta], what)
 
@@ -121,6 +123,7 @@ def compile_ld(site: Site) -> Run:
                 warp.rows[target][...] = value
             if reduce is not None:
                 warp.rows[reduced][...] = reduce(values)
+            holder.finish()
             moves.loads -= 1
             cores.end(keys)
 
@@ -208,9 +211,10 @@ def compile_wait(site: Site) -> Run:
         def finish() -> None:
             warp.order.asynchronous.wait(STORE if stores else LOAD)
             if not stores:
-                for name in moves.registers:
-                    warp.in_flight.pop(name, None)
-                moves.registers.clear()
+                for holder in moves.holders:
+                    for name in holder.names:
+                        warp.in_flight.pop(name, None)
+                moves.holders.clear()
 
         if left():
             return Blocked(what, lambda: left() == 0, finish)

@@ -3,11 +3,10 @@
 Note [wgmma registers]
 ~~~~~~~~~~~~~~~~~~~~~~
 The four warps of a warpgroup issue a product together: it begins when the last of them comes, and is executed after a
-random delay, in the order of issue. From its issue until a ``wait_group`` that covers it, the registers of D, and of A
-if it is in registers, belong to it: any other use is a fault, whenever the product is done. Exempt are a ``wgmma`` with
-the same D (it is pipelined behind), and one that reads the same A. Registers that an instruction wrote since the last
-``wgmma.fence`` may not enter a product, and the first product needs a fence in any case; ``mov`` does not count, since
-the compiler places such copies and the assembler removes them.
+random delay, in the order of issue. Until a ``wait_group`` that covers it, D, and A if it is in registers, are in
+flight (Note [Registers in flight]); exempt are a ``wgmma`` with the same D, which is pipelined behind, and one that
+reads the same A. Registers that an instruction wrote since the last ``wgmma.fence`` may not enter a product, and the
+first product needs a fence in any case; ``mov`` does not count here either.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from flamia.conformance.simulator.machine import asyncfaults, faults
 from flamia.conformance.simulator.machine.asyncorder import PIPE
 from flamia.conformance.simulator.machine.memory import Token
 from flamia.conformance.simulator.machine.outcomes import Blocked
+from flamia.conformance.simulator.machine.registeruse import Holder
 from flamia.conformance.simulator.machine.sharedtraffic import SharedTraffic
 from flamia.conformance.simulator.machine.site import Site
 from flamia.conformance.simulator.ops.asynchronous import Mask, later, line_of, need_converged, translate
@@ -56,6 +56,7 @@ class _Product:
     what: str
     warps: dict[int, Warp] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
+    holders: dict[int, Holder] = field(default_factory=dict)
     tokens: list[Token] = field(default_factory=list)
     done: bool = False
 
@@ -104,8 +105,7 @@ class _Pending:
         """Registers of what is pending are in flight, and no others of wgmma."""
         self.warp.in_flight.clear()
         for product in self.products():
-            for name in (*product.form.d_names, *product.form.a_names):
-                self.warp.in_flight[name] = product.what
+            product.holders[self.warp.index % _WARPS].hold(self.warp)
 
 
 @op("wgmma.mma_async", control=True)
@@ -126,7 +126,9 @@ def compile_mma(site: Site) -> Run:
         if not shared.same(product):
             raise asyncfaults.WarpgroupMismatch(f"{what}: {warp} and another warp of its warpgroup differ in operands")
         number = warp.order.asynchronous.issue(PIPE)
-        shared.warps[warp.index % _WARPS], shared.numbers[warp.order.slot] = warp, number
+        at = warp.index % _WARPS
+        shared.warps[at], shared.numbers[warp.order.slot] = warp, number
+        shared.holders[at] = Holder(what, list(form.d_names), form.a_names)
         traffic = warp.cta.unit(SharedTraffic)
         for operand in product.operands():
             granules = operand_granules(operand[0], operand[1], _STEP_BYTES, *operand[2:])
@@ -206,6 +208,8 @@ def _execute(product: _Product, cta: Cta, fast: bool) -> None:
     for warp, values in zip(warps, scatter_accumulator(result), strict=True):
         for row, value in zip(form.d_rows, values, strict=True):
             warp.rows[row][...] = value
+    for holder in product.holders.values():
+        holder.finish()
 
 
 def _stack(warps: list[Warp], rows: tuple[int, ...]) -> NDArray[Any]:
