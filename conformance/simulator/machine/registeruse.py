@@ -3,9 +3,9 @@
 Note [Registers in flight]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
 From its issue until the wait that covers it, the registers that an operation writes or reads belong to it: the results
-of ``tcgen05.ld``, D and A of ``wgmma``. Any use of them is a fault, whenever the operation is in fact done. Only ``mov``
-is excepted, as the compiler copies values wherever it likes and the assembler knows what they stand for: the copy of a
-result is held like the result, and gets its value with it; the copy of an operand has its value at once.
+of ``tcgen05.ld``, D and A of ``wgmma``. Any use of them is a fault, whenever the operation is in fact done. Only a
+``mov`` is excepted, as the compiler copies values wherever it likes and the assembler knows what they stand for: the
+copy of a result is held like the result, and gets its value with it; the copy of an operand has its value at once.
 """
 
 from __future__ import annotations
