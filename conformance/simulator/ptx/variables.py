@@ -37,14 +37,17 @@ def parse_variable(stream: Stream, space: str, external: bool) -> list[Variable]
 
 
 def _declaration(stream: Stream, space: str, external: bool, single: bool) -> list[Variable]:
-    align, lanes, kind = 0, 1, ""
+    align, lanes, kind, pointed = 0, 1, "", False
     while stream.peek().kind == "dot":
         token = stream.next()
         match token.text:
             case ".align":
-                align = stream.integer()
-            case ".ptr" | ".managed" | ".global" | ".const" | ".local" | ".shared" | ".param":
-                pass  # what a pointer points at
+                number = stream.integer()
+                align = align if pointed else number
+            case ".ptr":
+                pointed = True  # what follows is of the memory that it points at
+            case ".managed" | ".global" | ".const" | ".local" | ".shared" | ".param":
+                pass
             case ".v2" | ".v4" | ".v8":
                 lanes = int(token.text[2:])
             case ".attribute":
