@@ -242,7 +242,24 @@ BLACKWELL_FORWARD = Kernel(
     targets=(SM_100A, SM_103A),
 )
 
-KERNELS = (SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS, BLACKWELL_FORWARD)
+BLACKWELL_BACKWARD = Kernel(
+    name="blackwell_backward",
+    summary="attention backward on Blackwell: dK and dV (keys), dQ (queries)",
+    source="blackwell/backward.cu",
+    params=structs.BLACKWELL_BACKWARD.itemsize,
+    entries=(Entry("attention_backward", threads=(384,), max_registers=168),),
+    parameters=(
+        Parameter("OWNER", "owner", ("keys", "queries")),
+        Parameter("RECIPE", "recipe", ("mxfp8", "nvfp4_fp8")),
+        Parameter("HEAD_DIM", "dim", (64, 128)),
+        Parameter("EXP2", "exp2", ("exact",), also=("hardware",)),
+        Parameter("STRICT", "strict", (0,), also=(1,)),
+        Parameter("HOOKS", "hooks", (0,), also=(1,)),
+    ),
+    targets=(SM_100A, SM_103A),
+)
+
+KERNELS = (SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS, BLACKWELL_FORWARD, BLACKWELL_BACKWARD)
 """Every kernel."""
 
 

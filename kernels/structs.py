@@ -157,6 +157,25 @@ BLACKWELL_FORWARD = np.dtype(
 )
 
 
+BLACKWELL_BACKWARD = np.dtype(
+    [
+        *((name, POINTER) for name in ("q", "q_scales", "q_tokens", "q_exponents")),
+        *((name, POINTER) for name in ("k", "k_scales", "k_tokens", "k_exponents")),
+        *((name, POINTER) for name in ("v", "v_scales", "v1", "v1_scales")),
+        *((name, POINTER) for name in ("dout", "dout_scales", "dout_token_scales", "delta", "top")),
+        ("first", TOKENS),
+        ("second", TOKENS),
+        *((name, POINTER) for name in ("totals", "tiles", "tile_offsets", "items", "status", "ticket")),
+        *((name, POINTER) for name in ("stage_p", "stage_p_scale", "stage_x", "stage_x_scale")),
+        ("max_tiles", STRIDE),
+        *((name, REAL) for name in ("c", "largest_score", "score_factor", "softmax_scale")),
+        *((name, COUNT) for name in ("usual", "group", "causal", "element", "num_items", "stage_tiles")),
+    ],
+    align=True,
+)
+"""Both kernels of the Blackwell backward; the strides of ``first`` and ``second`` are in bytes."""
+
+
 def fill(dtype: np.dtype[Any], values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """One struct, shape ``(1,)``: nested mappings and sequences fill nested structs and arrays; the rest is 0."""
     out = np.zeros(1, dtype)

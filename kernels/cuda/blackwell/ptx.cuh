@@ -232,6 +232,18 @@ __device__ __forceinline__ uint64_t fma_rm_f32x2(uint64_t a, uint64_t b, uint64_
   return d;
 }
 
+__device__ __forceinline__ uint64_t fma_rp_f32x2(uint64_t a, uint64_t b, uint64_t c) {
+  uint64_t d;
+  asm("fma.rp.f32x2 %0, %1, %2, %3;" : "=l"(d) : "l"(a), "l"(b), "l"(c));
+  return d;
+}
+
+__device__ __forceinline__ uint64_t mul_rn_f32x2(uint64_t a, uint64_t b) {
+  uint64_t d;
+  asm("mul.rn.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
+  return d;
+}
+
 __device__ __forceinline__ uint64_t sub_rn_f32x2(uint64_t a, uint64_t b) {
   uint64_t d;
   asm("sub.rn.f32x2 %0, %1, %2;" : "=l"(d) : "l"(a), "l"(b));
@@ -242,6 +254,13 @@ __device__ __forceinline__ uint64_t sub_rn_f32x2(uint64_t a, uint64_t b) {
 __device__ __forceinline__ float max_nan_f32(float a, float b, float c) {
   float d;
   asm("max.NaN.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
+// The largest magnitude of three; NaN if one is.
+__device__ __forceinline__ float max_nan_abs_f32(float a, float b, float c) {
+  float d;
+  asm("max.NaN.abs.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
   return d;
 }
 
