@@ -17,10 +17,13 @@
 // Powers of two commute with rounding as long as nothing leaves the normal numbers. A step whose scales are finite and
 // usual (`check_*`) therefore folds its factors as it likes:
 //   w = fl(acc 2^eK) (c 2^eQ);  t = floor(w) - m + K and f = fl(w - floor(w)) by the magic addend K = MAGIC + 127
-//   P = fl(p 2^(t - K) + q) - q, where q = 1.5 2^20 max(2^(t - K), 2^(E - 14)): E4M3 of P 2^(8 - E), already decoded
-//   X = fl(fl(P fl(acc F - delta)) (scale 2^eQ)) 2^eK, rounded alike under the scale of its 32x32 tile
+//   P = E4M3(p 2^(t - K - E + 8)) 2^(E - 8); the code of a positive E4M3 number, shifted by four bits, is the bfloat16
+//       number that is 2^120 times smaller, subnormals included
+//   X = fl(fl(P fl(acc F - delta)) (scale 2^eQ)) 2^eK, rounded by fl(X + q) - q with q = 1.5 2^20 max(2^e(X), 2^(e - 6))
+//       where 2^e(X) is the power in X and 2^e the scale of the 32x32 tile
 // A row with top = +inf has t = -inf: P = +0 and X = 0. All other steps, tiles with E < -100, and tiles whose largest
-// |X| is below 2^-92, 2^100 or more, or 0 for want of bits, take the operations of the reference one by one (`slow_*`).
+// |X| is below 2^-92, 2^100 or more, or 0 for want of bits, take the operations of the reference one by one (`slow_*`),
+// from products that are made anew, and by the whole warpgroup, because that is what makes products.
 #pragma once
 
 #include "common/tokens.cuh"
@@ -80,7 +83,6 @@ static_assert(D == 64 || D == 128, "the Hopper kernels take head_dim 64 and 128"
 constexpr float EXPONENT_ORIGIN = MAGIC + 127.0f;  // of t: its low bits are those of a biased exponent
 __device__ __forceinline__ float infinity() { return __uint_as_float(formats::EXPONENT); }
 constexpr float LOWEST_E = -100.0f;
-constexpr uint32_t UNKNOWN = 0xFFFFFFFFu;  // in place of a largest |X|: P was slow, so X must be
 constexpr float LOWEST_X = 0x1p-92f, HIGHEST_X = 0x1p100f;
 
 enum Flag : uint32_t { SLOW = 1, TINY = 2, TINY_DIAGONAL = 4 };
@@ -172,18 +174,13 @@ __device__ __forceinline__ float round_scaled(float x, float least) {
   return __fmaf_rn(power, -0x1.8p20f, up);
 }
 
-// P of w = a c, given origin = EXPONENT_ORIGIN - m and least = 2^(E - 14).
-__device__ __forceinline__ float probability(float a, float c, float origin, float least) {
+// P 2^(8 - E), not rounded, of w = a c, given origin = EXPONENT_ORIGIN - m and shift = 8 - (E + EXPONENT_ORIGIN) as integers.
+__device__ __forceinline__ float probability(float a, float c, float origin, int shift) {
   const float t = __fmaf_rd(a, c, origin);
   const float f = ptx::fma_rn_sat_f32(a, c, __fsub_rn(origin, t));
   const float p = exp2_mantissa(f);
-  const float power = __uint_as_float(__float_as_uint(fmaxf(t, MAGIC)) << 23);
-  const float lift = __fmul_rn(fmaxf(power, least), 0x1.8p20f);
-  return __fsub_rn(__fmaf_rn(p, power, lift), lift);
+  return __uint_as_float(__float_as_uint(p) + (uint32_t(max(int(__float_as_uint(t)) + shift, -20)) << 23));
 }
-
-// 2^(E - 14) from E + EXPONENT_ORIGIN.
-__device__ __forceinline__ float least_probability(uint32_t top) { return __uint_as_float((top - 14) << 23); }
 
 // 2^(e - 6) of the RCEIL scale 2^e of a tile with largest magnitude `amax`, which is 0 or normal.
 __device__ __forceinline__ float least_gradient(uint32_t amax) {
@@ -193,43 +190,28 @@ __device__ __forceinline__ float least_gradient(uint32_t amax) {
 
 // ---- maxima of 32x32 tiles -------------------------------------------------------------------------------------
 
-// A warp holds 16 rows: two of them share a tile. Largest values of both, for two blocks of 32 columns.
+// A warp holds 16 rows: two of them share a tile. Largest values of both, for two blocks of 32 columns: in x and y; in z
+// and w those of the other two warps of the warpgroup.
 struct Exchange {
-  uint2 slots[4][CONSUMERS / 32];  // by call: no two in a row may be the same
+  uint4 slots[4][CONSUMERS / 64];  // by call: no two in a row may be the same
 
-  __device__ __forceinline__ void put(uint32_t a, uint32_t b, int call, uint32_t thread) {
+  __device__ __forceinline__ uint4 largest(uint32_t a, uint32_t b, int call) {
+    const uint32_t thread = ptx::thread_index(), pair = thread / 64;
     const uint2 own = make_uint2(ptx::redux_max_u32(a), ptx::redux_max_u32(b));
-    if (thread % 32 == 0) slots[call][thread / 32] = own;
-  }
-  __device__ __forceinline__ uint2 get(int call, uint32_t warp) const {
-    const uint2 x = slots[call][warp], y = slots[call][warp ^ 1];
-    return make_uint2(uniform(max(x.x, y.x)), uniform(max(x.y, y.y)));
-  }
-
-  __device__ __forceinline__ uint2 largest(uint32_t a, uint32_t b, int call) {
-    const uint32_t thread = ptx::thread_index(), warp = thread / 32;
-    put(a, b, call, thread);
-    ptx::barrier_sync(1 + warp / 2, 64);
-    return get(call, warp);
-  }
-
-  // In x and y the same; in z and w what the other two warps of the warpgroup got.
-  __device__ __forceinline__ uint4 largest_of_group(uint32_t a, uint32_t b, int call) {
-    const uint32_t thread = ptx::thread_index(), warp = thread / 32;
-    put(a, b, call, thread);
-    ptx::barrier_sync(5 + warp / 4, 128);
-    const uint2 own = get(call, warp), other = get(call, warp ^ 2);
-    return make_uint4(own.x, own.y, other.x, other.y);
+    if (thread % 32 == 0) reinterpret_cast<uint2*>(slots[call])[thread / 32] = own;
+    ptx::barrier_sync(1 + thread / 128, 128);
+    const uint4 x = slots[call][pair], y = slots[call][pair ^ 1];
+    return make_uint4(max(x.x, x.z), max(x.y, x.w), max(y.x, y.z), max(y.y, y.w));
   }
 };
 
 // E + EXPONENT_ORIGIN of a tile as an integer, from the largest t of its entries; 0, where no entry is visible, is E = 0.
 __device__ __forceinline__ uint32_t known_top(uint32_t t) { return t == 0 ? __float_as_uint(EXPONENT_ORIGIN) : t; }
 
-__device__ __forceinline__ bool is_low(uint32_t top) { return top < __float_as_uint(EXPONENT_ORIGIN + LOWEST_E); }
+__device__ __forceinline__ bool is_low(uint32_t t) { return t != 0 && t < __float_as_uint(EXPONENT_ORIGIN + LOWEST_E); }
+__device__ __forceinline__ bool is_low(uint4 t) { return is_low(t.x) || is_low(t.y) || is_low(t.z) || is_low(t.w); }
 
-// Whether a largest |X| of the warpgroup's tiles leaves Note [Fast tiles]. Products are made anew then, and that takes the
-// whole warpgroup.
+// Whether a largest |X| leaves Note [Fast tiles].
 __device__ __forceinline__ bool is_unusual(uint32_t amax, bool tiny) {
   return amax == 0 ? tiny : amax < __float_as_uint(LOWEST_X) || amax >= __float_as_uint(HIGHEST_X);
 }
@@ -245,22 +227,44 @@ __device__ __forceinline__ void pack(uint32_t (&a)[16], const float (&x)[32]) {
   for (int i = 0; i < 16; ++i) a[i] = ptx::cvt_rn_bf16x2_f32(x[2 * i + 1], x[2 * i]);
 }
 
+// The same from E4M3 codes of P, given 2^(E - 8 + 120) in both halves of `scale`.
+__device__ __forceinline__ uint32_t pack_codes(float low, float high, uint32_t scale) {
+  const uint32_t codes = ptx::cvt_rn_satfinite_e4m3x2_f32(high, low);
+  return ptx::mul_rn_bf16x2(ptx::prmt(codes, 0, 0x4140) << 4, scale);
+}
+__device__ __forceinline__ uint32_t scale_of_codes(uint32_t top) {
+  const uint32_t half = (top + 112 & 0xFF) << 7;
+  return half | half << 16;
+}
+
 __device__ __forceinline__ float unpack(const uint32_t (&a)[16], int i) {
   return __uint_as_float(i % 2 == 0 ? a[i / 2] << 16 : a[i / 2] & 0xFFFF0000u);
 }
 
-// d = A B^T over channels, both E4M3; a at row 0 of 64, b likewise.
-__device__ __forceinline__ void multiply_channels(float (&d)[32], uint32_t a, uint32_t b) {
-  const uint64_t da = describe_k_major<D>(a), db = describe_k_major<D>(b);
+// Note [Moving descriptors]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// Products name their operands by descriptors. The one of a stage is that of stage 0, which does not change, and its
+// distance, in units of 16 bytes: an addition per product.
+
+// d = A B^T over channels, both E4M3; a at row 0 of 64, b likewise, `distance` bytes further.
+__device__ __forceinline__ void multiply_channels(float (&d)[32], uint32_t a, uint32_t b, uint32_t distance) {
+  const uint64_t da = describe_k_major<D>(a), db = describe_k_major<D>(b) + distance / 16;
 #pragma unroll
   for (int k = 0; k < D / 32; ++k) ptx::wgmma_e4m3_ss<64>(d, da + 2 * k, db + 2 * k, k != 0);
 }
 
-// d += A B over 64 tokens; b: 64 rows of a wide tile.
-__device__ __forceinline__ void multiply_tokens(float (&d)[D / 2], const uint32_t (&a)[16], uint32_t b) {
-  const uint64_t db = describe_mn_major(b, STEP_PANEL);
+// d += A B over 64 tokens; b: 64 rows of a wide tile, `distance` bytes further.
+__device__ __forceinline__ void multiply_tokens(float (&d)[D / 2], const uint32_t (&a)[16], uint32_t b, uint32_t distance) {
+  const uint64_t db = describe_mn_major(b, STEP_PANEL) + distance / 16;
 #pragma unroll
   for (int k = 0; k < 4; ++k) ptx::wgmma_bf16_rs<D>(d, a + 4 * k, db + k * MN_STEP, 1);
+}
+
+// The compiler must not move uses of these registers past this point: it does not know when a wgmma is done with them.
+template <class T, int N>
+__device__ __forceinline__ void keep_all(T (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) ptx::keep(x[i]);
 }
 
 // Start to copy 64 rows of a tile.

@@ -2,8 +2,7 @@
 // head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and X^T
 // are A operands as they come; a consumer warpgroup has 64 of the keys.
 //
-// A warpgroup waits for each of its products but dP^T, for want of registers; the two run freely and fill each other's
-// gaps.
+// S^T of the next step is under way while X^T of this one is rounded, dK while P^T of the next is made, dV while X^T is.
 #include "hopper/backward_slow.cuh"
 
 using namespace backward;
@@ -250,16 +249,21 @@ __device__ __forceinline__ float2 scale_scores(float (&x)[32], const Columns& co
   return make_float2(top[0], top[1]);
 }
 
-// P^T in place.
-__device__ __forceinline__ void fast_probabilities(float (&x)[32], const Columns& columns, uint2 top) {
-  const float least[2] = {least_probability(top.x), least_probability(top.y)};
+// P^T from scaled scores: packed, and in place.
+__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)[32], const Columns& columns, uint2 top) {
   const int lane = ptx::thread_index() % 32;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const float4 c = columns.score[4 * n + lane % 4];
+    const uint32_t e = n < 4 ? top.x : top.y;
+    const int shift = 8 - int(e);
+    const uint32_t scale = scale_of_codes(e);
 #pragma unroll
-    for (int i = 4 * n; i < 4 * n + 4; ++i) {
-      x[i] = i % 2 == 0 ? probability(x[i], c.z, c.x, least[n / 4]) : probability(x[i], c.w, c.y, least[n / 4]);
+    for (int i = 4 * n; i < 4 * n + 4; i += 2) {
+      const float low = probability(x[i], c.z, c.x, shift), high = probability(x[i + 1], c.w, c.y, shift);
+      a[i / 2] = pack_codes(low, high, scale);
+      x[i] = unpack(a, i);
+      x[i + 1] = unpack(a, i + 1);
     }
   }
 }
@@ -267,7 +271,7 @@ __device__ __forceinline__ void fast_probabilities(float (&x)[32], const Columns
 // X^T from P^T in the place of dP^T, not yet rounded; the largest magnitudes of the thread's in the
 // two tiles.
 template <bool MASKED>
-__device__ __forceinline__ float2 fast_gradients(const uint32_t (&a)[16], float (&dp)[32], const Columns& columns,
+__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const Columns& columns,
                                                 const Owner& owner, const Hidden& hidden, int half) {
   const At at = At::of_thread(half);
   const Limits limits(hidden, at);
@@ -284,8 +288,7 @@ __device__ __forceinline__ float2 fast_gradients(const uint32_t (&a)[16], float 
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
       const float d = __fmaf_rn(dp[i], i % 4 < 2 ? f0 : f1, i % 2 == 0 ? c.x : c.y);
-      const float p = unpack(a, i);
-      dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(p, d), i % 2 == 0 ? c.z : c.w), i % 4 < 2 ? k0 : k1);
+      dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 2 == 0 ? c.z : c.w), i % 4 < 2 ? k0 : k1);
       if (MASKED) {
         if (limits(i)) dp[i] = 0.0f;
       }
@@ -329,18 +332,17 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   Ring<STAGES> ring;
   float x[32], dp[32], dk[D / 2], dv[D / 2];
 
+  const uint32_t k = ptx::shared_address(s.operands.k) + group * STEP_BYTES;
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
-  const auto multiply_values = [&]() {
-    const uint8_t* const values = uniform(s.columns[ring.stage].diagonal) ? s.operands.v1 : s.operands.v;
-    const uint8_t* const dout = s.operands.stage[ring.stage].dout;
+  const auto multiply_scores = [&](int stage) {
     ptx::wgmma_fence();
-    multiply_channels(dp, ptx::shared_address(values) + group * STEP_BYTES, ptx::shared_address(dout));
+    multiply_channels(x, k, ptx::shared_address(s.operands.stage[0].q), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
-  const auto multiply_scores = [&]() {
-    const uint8_t* const q = s.operands.stage[ring.stage].q;
+  const auto multiply_values = [&](int stage, bool diagonal) {
     ptx::wgmma_fence();
-    multiply_channels(x, ptx::shared_address(s.operands.k) + group * STEP_BYTES, ptx::shared_address(q));
+    multiply_channels(dp, k + (diagonal ? 2 : 1) * TILE_BYTES, ptx::shared_address(s.operands.stage[0].dout),
+                      stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
   const auto release = [&](int stage) {
@@ -370,84 +372,89 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           ptx::keep(dk[i]);  // zeros before the first wgmma, and not where the loop begins
           ptx::keep(dv[i]);
         }
+        int before = -1;  // the stage that is free once dK of the step before is done
         wait_full();
-        multiply_scores();
-        multiply_values();
+        ptx::wgmma_commit_group();  // in place of dK of a step before
+        multiply_scores(ring.stage);
 #pragma unroll 1
         while (true) {
           const int stage = ring.stage;
           const Columns& columns = s.columns[stage];
           const uint32_t flags = uniform(columns.flags[0] | columns.flags[1]);
+          const bool ends = uniform(columns.ends);
           const Hidden hidden{uniform(columns.diagonal) != 0, int(uniform(owner.record.rows))};
           const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
-          const auto meeting = [&]() {
-            const Record& r = owner.record;
-            const int64_t q_head = int64_t(r.head) * p.group + g;
-            return Meeting{q_head * p.max_tiles + r.first + columns.tile, r.head * p.max_tiles + r.first + r.tile, hidden};
-          };
-
-          // ---- P^T ---------------------------------------------------------------------------------------------
-          ptx::wgmma_wait_group<1>();
-#pragma unroll
-          for (int i = 0; i < 32; ++i) ptx::keep(x[i]);
-          bool slow = flags & SLOW;
-          if (!slow) {
-            const float2 t = masked ? scale_scores<true>(x, columns, owner, hidden, columns.half)
-                                     : scale_scores<false>(x, columns, owner, hidden, columns.half);
-            const uint2 known = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
-            const uint2 top = make_uint2(known_top(known.x), known_top(known.y));
-            slow = is_low(top.x) || is_low(top.y);
-            if (!slow) fast_probabilities(x, columns, top);
-          }
-          if (slow) slow_probabilities(x, p, meeting(), s.exchange, !(flags & SLOW), At::of_thread(columns.half));
+          ring.advance();
+          bool summed = false, done = false;                // dV; all
           uint32_t a[16];
-          pack(a, x);
-          ptx::wgmma_fence();
-          multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[stage].dout_wide));
-          ptx::wgmma_commit_group();
 
-          // ---- X^T ---------------------------------------------------------------------------------------------
           ptx::wgmma_wait_group<0>();
-#pragma unroll
-          for (int i = 0; i < 32; ++i) ptx::keep(dp[i]);
-#pragma unroll
-          for (int i = 0; i < 16; ++i) ptx::keep(a[i]);
-          bool again = flags & SLOW;
-          if (!again) {
-            const float2 x_max = masked ? fast_gradients<true>(a, dp, columns, owner, hidden, columns.half)
-                                      : fast_gradients<false>(a, dp, columns, owner, hidden, columns.half);
-            const bool tiny = flags & (hidden.diagonal ? TINY_DIAGONAL : TINY);
-            const uint32_t low = slow ? UNKNOWN : 0;
-            const uint4 amax =
-                s.exchange.largest_of_group(__float_as_uint(x_max.x) | low, __float_as_uint(x_max.y) | low, 1);
-            again = is_unusual(amax, tiny);
-            if (again) {
-              multiply_values();
-              ptx::wgmma_wait_group<0>();
-#pragma unroll
-              for (int i = 0; i < 32; ++i) ptx::keep(dp[i]);
-            } else {
-              round_gradients(dp, amax);
+          keep_all(x);
+          if (before >= 0) release(before);
+          if (!(flags & SLOW)) {
+            // ---- P^T -------------------------------------------------------------------------------------------
+            const float2 t = masked ? scale_scores<true>(x, columns, owner, hidden, columns.half)
+                                    : scale_scores<false>(x, columns, owner, hidden, columns.half);
+            const uint4 top = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
+            if (!uniform(is_low(top))) {
+              fast_probabilities(a, x, columns, make_uint2(known_top(top.x), known_top(top.y)));
+              multiply_values(stage, hidden.diagonal);
+              ptx::wgmma_fence();
+              multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[0].dout_wide), stage * sizeof(Operands::Stage));
+              ptx::wgmma_commit_group();
+              summed = true;
+ ptx::wgmma_wait_group<0>(); keep_all(a);
+
+              // ---- X^T -----------------------------------------------------------------------------------------
+              ptx::wgmma_wait_group<1>();
+              keep_all(dp);
+              const float2 largest = masked ? fast_gradients<true>(x, dp, columns, owner, hidden, columns.half)
+                                            : fast_gradients<false>(x, dp, columns, owner, hidden, columns.half);
+              const uint4 amax = s.exchange.largest(__float_as_uint(largest.x), __float_as_uint(largest.y), 1);
+              if (!uniform(is_unusual(amax, flags & (hidden.diagonal ? TINY_DIAGONAL : TINY)))) {
+                round_gradients(dp, amax);
+                ptx::wgmma_wait_group<0>();
+                keep_all(a);
+                pack(a, dp);
+                ptx::wgmma_fence();
+                multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
+                ptx::wgmma_commit_group();
+                done = true;
+              }
             }
           }
-          if (again) slow_gradients(a, slow, dp, p, meeting(), s.exchange, At::of_thread(columns.half));
-          pack(a, dp);
-          ptx::wgmma_fence();
-          multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[stage].q_wide));
-          ptx::wgmma_commit_group();
-
-          // ---- on to the next ----------------------------------------------------------------------------------
-          const bool ends = uniform(columns.ends);
-          ring.advance();
+          if (!done) {
+            ptx::wgmma_wait_group<0>();
+            multiply_scores(stage);
+            multiply_values(stage, hidden.diagonal);
+            ptx::wgmma_wait_group<0>();
+            keep_all(x);
+            keep_all(dp);
+            const Record& r = owner.record;
+            const int64_t q_head = int64_t(r.head) * p.group + g;
+            const Meeting m{q_head * p.max_tiles + r.first + columns.tile, r.head * p.max_tiles + r.first + r.tile, hidden};
+            slow_probabilities(x, p, m, s.exchange, At::of_thread(columns.half));
+            pack(a, x);
+            if (!summed) {
+              ptx::wgmma_fence();
+              multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[0].dout_wide), stage * sizeof(Operands::Stage));
+              ptx::wgmma_commit_group();
+              ptx::wgmma_wait_group<0>();
+              keep_all(a);
+            }
+            slow_gradients(dp, p, m, s.exchange, At::of_thread(columns.half));
+            pack(a, dp);
+            ptx::wgmma_fence();
+            multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
+            ptx::wgmma_commit_group();
+          }
+          before = stage;
           if (ends) break;
           wait_full();
-          multiply_scores();
-          ptx::wgmma_wait_group<1>();
-          release(stage);
-          multiply_values();
+          multiply_scores(ring.stage);
         }
         ptx::wgmma_wait_group<0>();
-        release(ring.stage == 0 ? STAGES - 1 : ring.stage - 1);
+        release(before);
 #pragma unroll
         for (int i = 0; i < D / 2; ++i) {
           ptx::keep(dk[i]);

@@ -233,32 +233,37 @@ __device__ __forceinline__ float2 scale_scores(float (&x)[32], const Columns& co
   return make_float2(top[0], top[1]);
 }
 
-// P in place.
+// Codes of P from scaled scores, in place, as numbers.
 __device__ __forceinline__ void fast_probabilities(float (&x)[32], float4 row0, float4 row1, uint2 top) {
-  const float least[2] = {least_probability(top.x), least_probability(top.y)};
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    x[i] = i % 4 < 2 ? probability(x[i], row0.y, row0.x, least[i / 16]) : probability(x[i], row1.y, row1.x, least[i / 16]);
+  for (int i = 0; i < 32; i += 2) {
+    const float4 row = i % 4 == 0 ? row0 : row1;
+    const int shift = 8 - int(i < 16 ? top.x : top.y);
+    const float low = probability(x[i], row.y, row.x, shift), high = probability(x[i + 1], row.y, row.x, shift);
+    const float2 codes = formats::decode_e4m3x2(ptx::cvt_rn_satfinite_e4m3x2_f32(high, low));
+    x[i] = codes.x;
+    x[i + 1] = codes.y;
   }
 }
 
-// X from P in the place of dP, not yet rounded; the largest magnitudes of the thread's in the
-// two tiles.
+// X from codes of P in the place of dP, not yet rounded; the largest magnitudes of the thread's in the two tiles.
 template <bool MASKED>
-__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const Columns& columns, float4 row0,
-                                                float4 row1, float of_dout, const Hidden& hidden, int half) {
+__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const Columns& columns, uint2 top,
+                                                float4 row0, float4 row1, float of_dout, const Hidden& hidden, int half) {
   const Limits limits(hidden, At::of_thread(half));
   const int lane = ptx::thread_index() % 32;
   float amax[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
+    const float of_code = __uint_as_float(((n < 4 ? top.x : top.y) - 8) << 23);
+    const float scale0 = __fmul_rn(row0.w, of_code), scale1 = __fmul_rn(row1.w, of_code);
     const float4 c = columns.score[4 * n + lane % 4];
     const float of_block = __fmul_rn(columns.factor[n / 4], of_dout);
     const float f0 = MASKED ? __fmul_rn(c.z, of_dout) : of_block, f1 = MASKED ? __fmul_rn(c.w, of_dout) : of_block;
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
       const float d = __fmaf_rn(dp[i], i % 2 == 0 ? f0 : f1, i % 4 < 2 ? row0.z : row1.z);
-      dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 4 < 2 ? row0.w : row1.w), i % 2 == 0 ? c.x : c.y);
+      dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 4 < 2 ? scale0 : scale1), i % 2 == 0 ? c.x : c.y);
       if (MASKED) {
         if (limits(i)) dp[i] = 0.0f;
       }
@@ -283,17 +288,13 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   uint32_t queries_phase = 0;
   float x[32], dp[32], dq[D / 2];
 
+  const uint32_t q = ptx::shared_address(s.operands.q) + group * STEP_BYTES;
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
-  const auto multiply_values = [&]() {
-    const uint8_t* const v = s.operands.stage[ring.stage].v;
+  const auto multiply = [&](int stage) {
     ptx::wgmma_fence();
-    multiply_channels(dp, ptx::shared_address(s.operands.dout) + group * STEP_BYTES, ptx::shared_address(v));
+    multiply_channels(x, q, ptx::shared_address(s.operands.stage[0].k), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
-  };
-  const auto multiply_scores = [&]() {
-    const uint8_t* const k = s.operands.stage[ring.stage].k;
-    ptx::wgmma_fence();
-    multiply_channels(x, ptx::shared_address(s.operands.q) + group * STEP_BYTES, ptx::shared_address(k));
+    multiply_channels(dp, q + TILE_BYTES, ptx::shared_address(s.operands.stage[0].v), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
   const auto release = [&](int stage) {
@@ -316,81 +317,69 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     const int row = At::of_thread(0).row;
     const float4 row0 = owner.row[row], row1 = owner.row[row + 8];
     const float of_dout = owner.dout[row];
-    int released = -1;  // the stage that is free once dQ is done
+    int before = -1;  // the stage that is free once dQ of the step before is done
     wait_full();
-    multiply_scores();
-    multiply_values();
+    multiply(ring.stage);
 #pragma unroll 1
     while (true) {
       const int stage = ring.stage;
       const Columns& columns = s.columns[stage];
       const uint32_t flags = uniform(columns.flags[0] | columns.flags[1]);
+      const bool ends = uniform(columns.ends);
       const Hidden hidden{uniform(columns.diagonal) != 0, int(uniform(columns.rows))};
       const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
-      const bool ends = uniform(columns.ends);
-      const auto meeting = [&]() {
-        const Record& r = owner.record;
-        return Meeting{r.head * p.max_tiles + r.first + r.tile, r.head / p.group * p.max_tiles + r.first + columns.tile,
-                       hidden};
-      };
-
-      // ---- P -------------------------------------------------------------------------------------------------
-      ptx::wgmma_wait_group<1>();
-#pragma unroll
-      for (int i = 0; i < 32; ++i) ptx::keep(x[i]);
-      if (released >= 0) release(released);
-      bool slow = flags & SLOW;
-      if (!slow) {
-        const float2 t = masked ? scale_scores<true>(x, columns, row0, row1, hidden, columns.half)
-                                 : scale_scores<false>(x, columns, row0, row1, hidden, columns.half);
-        const uint2 known = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
-        const uint2 top = make_uint2(known_top(known.x), known_top(known.y));
-        slow = is_low(top.x) || is_low(top.y);
-        if (!slow) fast_probabilities(x, row0, row1, top);
-      }
-      if (slow) slow_probabilities(x, p, meeting(), s.exchange, !(flags & SLOW), At::of_thread(columns.half));
-
-      // ---- X -------------------------------------------------------------------------------------------------
-      ptx::wgmma_wait_group<0>();
-#pragma unroll
-      for (int i = 0; i < 32; ++i) ptx::keep(dp[i]);
-      bool again = flags & SLOW;
+      bool done = false;
       uint32_t a[16];
-      if (!again) {
-        const float2 x_max = masked ? fast_gradients<true>(x, dp, columns, row0, row1, of_dout, hidden, columns.half)
-                                  : fast_gradients<false>(x, dp, columns, row0, row1, of_dout, hidden, columns.half);
-        const bool tiny = flags & TINY;
-        const uint32_t low = slow ? UNKNOWN : 0;
-        const uint4 amax =
-            s.exchange.largest_of_group(__float_as_uint(x_max.x) | low, __float_as_uint(x_max.y) | low, 1);
-        again = is_unusual(amax, tiny);
-        if (again) {
-          multiply_values();
+
+      ptx::wgmma_wait_group<1>();
+      keep_all(x);
+      if (before >= 0) release(before);
+      if (!(flags & SLOW)) {
+        // ---- P -----------------------------------------------------------------------------------------------
+        const float2 t = masked ? scale_scores<true>(x, columns, row0, row1, hidden, columns.half)
+                                : scale_scores<false>(x, columns, row0, row1, hidden, columns.half);
+        const uint4 found = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
+        if (!uniform(is_low(found))) {
+          const uint2 top = make_uint2(known_top(found.x), known_top(found.y));
+          fast_probabilities(x, row0, row1, top);
+
+          // ---- X ---------------------------------------------------------------------------------------------
           ptx::wgmma_wait_group<0>();
-#pragma unroll
-          for (int i = 0; i < 32; ++i) ptx::keep(dp[i]);
-        } else {
-          round_gradients(dp, amax);
+          keep_all(dp);
+          const float2 largest =
+              masked ? fast_gradients<true>(x, dp, columns, top, row0, row1, of_dout, hidden, columns.half)
+                     : fast_gradients<false>(x, dp, columns, top, row0, row1, of_dout, hidden, columns.half);
+          const uint4 amax = s.exchange.largest(__float_as_uint(largest.x), __float_as_uint(largest.y), 1);
+          if (!uniform(is_unusual(amax, flags & TINY))) {
+            round_gradients(dp, amax);
+            done = true;
+          }
         }
       }
-      if (again) {
-        pack(a, x);
-        slow_gradients(a, slow, dp, p, meeting(), s.exchange, At::of_thread(columns.half));
+      if (!done) {
+        ptx::wgmma_wait_group<0>();
+        multiply(stage);
+        ptx::wgmma_wait_group<0>();
+        keep_all(x);
+        keep_all(dp);
+        const Record& r = owner.record;
+        const Meeting m{r.head * p.max_tiles + r.first + r.tile, r.head / p.group * p.max_tiles + r.first + columns.tile,
+                        hidden};
+        slow_probabilities(x, p, m, s.exchange, At::of_thread(columns.half));
+        slow_gradients(dp, p, m, s.exchange, At::of_thread(columns.half));
       }
       pack(a, dp);
       ptx::wgmma_fence();
-      multiply_tokens(dq, a, ptx::shared_address(s.operands.stage[stage].k_wide));
+      multiply_tokens(dq, a, ptx::shared_address(s.operands.stage[0].k_wide), stage * sizeof(Operands::Stage));
       ptx::wgmma_commit_group();
-      released = stage;
-      if (ends) break;
+      before = stage;
       ring.advance();
+      if (ends) break;
       wait_full();
-      multiply_scores();
-      multiply_values();
+      multiply(ring.stage);
     }
     ptx::wgmma_wait_group<0>();
-    release(released);
-    ring.advance();
+    release(before);
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) ptx::keep(dq[i]);
     if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.queries_empty));

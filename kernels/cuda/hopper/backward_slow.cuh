@@ -27,11 +27,11 @@ __device__ __forceinline__ float unordered(uint32_t key) {
   return __uint_as_float(key & formats::SIGN ? key ^ formats::SIGN : ~key);
 }
 
-// S as the reference has it, from the accumulator; `scaled`: the scale of the key is in it.
-__device__ __forceinline__ float slow_score(const BackwardParams& p, const Meeting& m, Place at, float acc, bool scaled) {
+// S as the reference has it, from the accumulator.
+__device__ __forceinline__ float slow_score(const BackwardParams& p, const Meeting& m, Place at, float acc) {
   const float of_key = exp2_scale(p.k_exponents[m.k_slot * TILE + at.key]);
   const float of_query = exp2_scale(p.q_exponents[m.q_slot * TILE + at.query]);
-  return __fmul_rn(scaled ? acc : __fmul_rn(acc, of_key), of_query);
+  return __fmul_rn(__fmul_rn(acc, of_key), of_query);
 }
 
 // ceil(c S) of Note [Probabilities].
@@ -56,7 +56,7 @@ __device__ __forceinline__ float slow_code(float s, float c, float above) {
 // From accumulators of S to P, decoded. `place` gives the place of an element.
 template <class PlaceOf>
 __device__ __forceinline__ void slow_probabilities(float (&s)[32], const BackwardParams& p, const Meeting& m,
-                                                   Exchange& exchange, bool scaled, PlaceOf place) {
+                                                   Exchange& exchange, PlaceOf place) {
   float* const own = scratch_of(p);
 #pragma unroll
   for (int i = 0; i < 32; ++i) own[i * CONSUMERS] = s[i];
@@ -66,13 +66,13 @@ __device__ __forceinline__ void slow_probabilities(float (&s)[32], const Backwar
     const Place at = place(i);
     const float top = p.top[m.q_slot * TILE + at.query];
     if (m.hidden(at.query, at.key) || top == infinity()) continue;
-    const float relative = __fsub_rn(slow_ceiling(slow_score(p, m, at, own[i * CONSUMERS], scaled), p.c), top);
+    const float relative = __fsub_rn(slow_ceiling(slow_score(p, m, at, own[i * CONSUMERS]), p.c), top);
     if (relative == relative) {
       if (i < 16) largest[0] = max(largest[0], ordered(relative));
       else largest[1] = max(largest[1], ordered(relative));
     }
   }
-  const uint2 both = exchange.largest(largest[0], largest[1], 2);
+  const uint4 both = exchange.largest(largest[0], largest[1], 2);
 #pragma unroll 1
   for (int i = 0; i < 32; ++i) {
     const uint32_t key = i < 16 ? both.x : both.y;
@@ -82,7 +82,7 @@ __device__ __forceinline__ void slow_probabilities(float (&s)[32], const Backwar
     const float top = p.top[m.q_slot * TILE + at.query];
     float x = 0.0f;
     if (!(m.hidden(at.query, at.key) || top == infinity())) {
-      const float code = slow_code(slow_score(p, m, at, own[i * CONSUMERS], scaled), p.c, __fadd_rn(e, top));
+      const float code = slow_code(slow_score(p, m, at, own[i * CONSUMERS]), p.c, __fadd_rn(e, top));
       const float scale = fminf(fmaxf(e - 8.0f, -127.0f), 127.0f);
       x = e - 8.0f < -127.0f && code == code ? 0.0f : __fmul_rn(code, exp2_scale(scale));
     }
@@ -92,16 +92,11 @@ __device__ __forceinline__ void slow_probabilities(float (&s)[32], const Backwar
   for (int i = 0; i < 32; ++i) s[i] = own[i * CONSUMERS];
 }
 
-// From P and the accumulators of dP to X, quantized and decoded, in the place of dP. P is in `a`, or, if `stored`, where
-// slow_probabilities left it: as FP32, which has more small numbers than bfloat16.
+// From P, where slow_probabilities left it, and the accumulators of dP to X, quantized and decoded, in the place of dP.
 template <class PlaceOf>
-__device__ __forceinline__ void slow_gradients(const uint32_t (&a)[16], bool stored, float (&dp)[32], const BackwardParams& p,
-                                               const Meeting& m, Exchange& exchange, PlaceOf place) {
+__device__ __forceinline__ void slow_gradients(float (&dp)[32], const BackwardParams& p, const Meeting& m,
+                                               Exchange& exchange, PlaceOf place) {
   float* const own = scratch_of(p);
-  if (!stored) {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) own[i * CONSUMERS] = unpack(a, i);
-  }
 #pragma unroll
   for (int i = 0; i < 32; ++i) own[(32 + i) * CONSUMERS] = dp[i];
   uint32_t largest[2] = {0, 0};
@@ -127,7 +122,7 @@ __device__ __forceinline__ void slow_gradients(const uint32_t (&a)[16], bool sto
       else largest[1] = max(largest[1], magnitude);
     }
   }
-  const uint2 both = exchange.largest(largest[0], largest[1], 3);
+  const uint4 both = exchange.largest(largest[0], largest[1], 3);
 #pragma unroll 1
   for (int i = 0; i < 32; ++i) {
     const uint32_t byte = formats::rceil_e4m3(__uint_as_float(i < 16 ? both.x : both.y));
