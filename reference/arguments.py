@@ -46,7 +46,7 @@ def softmax_constant(softmax_scale: float) -> np.float32:
 
 def check_tensor(name: str, x: Any) -> NDArray[Any]:
     """``x`` if it is a ``(T, H, D)`` array of a supported dtype."""
-    if not isinstance(x, np.ndarray):
+    if not isinstance(x, np.ndarray) or isinstance(x, np.ma.MaskedArray):
         raise TypeError(f"{name} must be a NumPy array (T, H, D), got {type(x).__name__}")
     if x.dtype not in DTYPES:
         raise TypeError(f"{name} must be float32 or ml_dtypes.bfloat16, got {x.dtype}")
@@ -75,12 +75,27 @@ def check_qkv(q: Any, k: Any, v: Any) -> None:
         raise ValueError(f"q must have a multiple of k's {k.shape[1]} heads, got {q.shape[1]}")
 
 
+def check_causal(causal: Any) -> bool:
+    """``causal`` as a Python bool."""
+    if not isinstance(causal, (bool, np.bool_)):
+        raise TypeError(f"causal must be a bool, got {causal!r}")
+    return bool(causal)
+
+
+def check_observer(observer: Any) -> None:
+    """An observer is None or can be called."""
+    if observer is not None and not callable(observer):
+        raise TypeError(f"observer must be a function or None, got {observer!r}")
+
+
 def check_softmax_scale(softmax_scale: Any, head_dim: int) -> float:
     """The scale as a Python float, ``1 / sqrt(head_dim)`` by default."""
     if softmax_scale is None:
         return 1.0 / math.sqrt(head_dim)
     if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float, np.integer, np.floating)):
-        raise TypeError(f"softmax_scale must be a number, got {type(softmax_scale).__name__}")
+        raise TypeError(f"softmax_scale must be a number, got {softmax_scale!r}")
+    if isinstance(softmax_scale, np.generic):
+        softmax_scale = softmax_scale.item()  # or a float16 would be compared as one
     if not 0 <= softmax_scale <= MAX_SOFTMAX_SCALE:  # before the conversion: a Python int may exceed float64
         raise ValueError(f"softmax_scale must be from 0 to {MAX_SOFTMAX_SCALE:.4g}, got {softmax_scale}")
     return float(softmax_scale)
@@ -92,8 +107,7 @@ def check_forward(
     """Check everything before anything is computed."""
     check_qkv(q, k, v)
     cu = validate_cu_seqlens(cu_seqlens, q.shape[0])
-    if not isinstance(causal, (bool, np.bool_)):
-        raise TypeError(f"causal must be a bool, got {type(causal).__name__}")
+    causal = check_causal(causal)
     chosen, machine = get_recipe(recipe), get_profile(profile)
     dim = q.shape[2]
     if machine.head_dims is not None and dim not in machine.head_dims:
@@ -105,4 +119,4 @@ def check_forward(
             f"recipe {chosen.name!r} is study-only, because of its {field}: "
             f"profile must be 'ideal', got {machine.name!r}"
         )
-    return Arguments(q, k, v, cu, chosen, machine, bool(causal), check_softmax_scale(softmax_scale, dim))
+    return Arguments(q, k, v, cu, chosen, machine, causal, check_softmax_scale(softmax_scale, dim))

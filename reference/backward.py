@@ -14,8 +14,8 @@ ideal profile). A row is
 
 Per 128x128 tile, with the S bits of the forward, ``[keys, queries]``:
 
-1. ``E`` = max over the visible entries of active rows of ``ceil(x_ij) - m_i``, one integer per 32x32 tile;
-   ``P = E4M3(p 2^(r + 8 - m_i - E))``, scale ``2^(E - 8)`` (below 2^-127 the tile contributes zero).
+1. ``E`` = max over the visible entries of active rows of ``ceil(x_ij) - m_i``, one integer per 32x32 tile, 0 if none of
+   them is finite; ``P = E4M3(p 2^(r + 8 - m_i - E))``, scale ``2^(E - 8)`` (below 2^-127 the tile contributes zero).
 2. ``dV_j += P^T dO'q``.
 3. ``dP = MMA(V, dO'q)``, V32 or V1 as in the forward; ``dS = fl(softmax_scale * fl(P * fl(dP - delta)))``.
 4. ``X = fl(fl(dS * 2^eQ_i) * 2^eK_j)`` (Note [Folded exponents]), one RCEIL scale per 32x32 tile; an entry that is not
@@ -37,7 +37,7 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from flamia.reference import probabilities as pr
-from flamia.reference.arguments import DTYPES, check_tensor, softmax_constant
+from flamia.reference.arguments import DTYPES, check_observer, check_tensor, softmax_constant
 from flamia.reference.documents import BLOCK, TILE, Document, iter_documents
 from flamia.reference.formats import E4M3, decode_e8m0, round_to
 from flamia.reference.forward import Forward, Observer, head_chunks
@@ -145,9 +145,13 @@ def attention_backward(
         raise ValueError(f"dout must have the shape of out {forward.out.shape}, got {dout.shape}")
     if dout.dtype != forward.out.dtype:
         raise TypeError(f"dout must have the dtype of out ({forward.out.dtype}), got {dout.dtype}")
-    kind = np.dtype(forward.out.dtype if dtype is None else dtype)
+    try:
+        kind = np.dtype(forward.out.dtype if dtype is None else dtype)
+    except TypeError:
+        kind = None
     if kind not in DTYPES:
-        raise TypeError(f"dtype must be float32 or ml_dtypes.bfloat16, got {kind}")
+        raise TypeError(f"dtype must be float32 or ml_dtypes.bfloat16, got {dtype!r}")
+    check_observer(observer)
     rows = row_pass(dout, forward)
     hq, hkv = forward.head_counts
     total, _, dim = dout.shape
@@ -299,6 +303,7 @@ class _DocumentBackward:
         self, scores: Array, hidden: NDArray[np.bool_] | None, top: Array
     ) -> tuple[Computed, Array]:
         """P with one scale per 32x32 tile, and the numbers it stands for: step 1. Overwrites ``scores``."""
+        pr.raise_overflowed(scores)
         if hidden is not None:
             np.copyto(scores, F32(-np.inf), where=hidden)
         columns = np.fmax.reduce(scores.reshape(*scores.shape[:-2], PER_TILE, BLOCK, TILE), axis=-2)

@@ -1,4 +1,4 @@
-"""Compiled twins of the two longest elementwise loops: the same bits in one pass over memory.
+"""Compiled twins of the two longest elementwise loops: the same bits (one NaN is like another) in one pass.
 
 They are used where numba is installed (extra ``fast``); the NumPy versions in `probabilities` and `formats` are the
 specification.
@@ -6,6 +6,7 @@ specification.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,13 +20,21 @@ import numpy as np
 def loops() -> SimpleNamespace | None:
     """The functions below, compiled on their first call; they take flat arrays.
 
-    None without numba, and where this module was made from text, as for planted faults: nothing could be cached.
+    None without a numba that works, and where this module was made from text, as planted faults are: no cache is there.
     """
     if find_spec("numba") is None or not Path(_exponential.__code__.co_filename).is_file():
         return None
-    import numba
+    try:
+        import numba
+    except Exception:  # numba raises several kinds where NumPy or LLVM does not suit it
+        return None
 
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy")
+    def compiled(function: Callable[..., None]) -> Any:
+        try:
+            return numba.njit(nogil=True, error_model="numpy", cache=True)(function)
+        except RuntimeError:  # no folder to cache in
+            return numba.njit(nogil=True, error_model="numpy")(function)
+
     return SimpleNamespace(exponential=compiled(_exponential), round_to=compiled(_round_to))
 
 
@@ -35,13 +44,15 @@ def _exponential(scores: Any, c: Any, r: Any, bounds: Any, coefficients: Any) ->
     :param bounds: ``(LOWEST, LARGE)``.
     :param coefficients: ``(C1, C2, C3)`` of Note [FMA exponential].
     """
+    lowest, large = bounds
     c1, c2, c3 = coefficients
     to_2_24, to_2_23 = 1.5 * 2.0**28, 1.5 * 2.0**29
     for i in range(scores.size):
-        score = np.float64(scores[i])
-        score = bounds[0] if score < bounds[0] else score
-        exact = score * c
-        x = exact if abs(exact) < bounds[1] else np.float64(np.float32(exact))
+        exact = np.float64(scores[i]) * c
+        x = exact
+        if not abs(exact) < large:
+            x = np.float64(np.float32(max(lowest, min(exact, -lowest))))
+            x = x if abs(exact) < np.inf else np.nan
         floor = np.floor(x)
         f = 1.0 + np.rint(x * 2.0**24) * 2.0**-24 if -(2.0**-5) < x < 0.0 else x - floor
         f = np.float64(np.float32(f))

@@ -57,10 +57,12 @@ def validate_cu_seqlens(cu_seqlens: Any, total: int) -> NDArray[np.int64]:
     :raises ValueError: if the shape, the first entry, the order or the last entry is illegal.
     """
     cu = np.asarray(cu_seqlens)
-    if cu.dtype.kind not in "iu":
-        raise TypeError(f"cu_seqlens must hold integers (int32 or int64), got dtype {cu.dtype}")
     if cu.ndim != 1 or cu.size == 0:
         raise ValueError(f"cu_seqlens must have shape (documents + 1,), got shape {cu.shape}")
+    if cu.dtype.kind not in "iu":
+        raise TypeError(f"cu_seqlens must hold integers (int32 or int64), got dtype {cu.dtype}")
+    if cu.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"cu_seqlens must be at most the number of packed tokens {total}, got {cu.max()}")
     cu = cu.astype(np.int64)
     if cu[0] != 0:
         raise ValueError(f"cu_seqlens[0] must be 0, got {cu[0]}")

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia.reference import probabilities as pr
-from flamia.reference.arguments import Arguments, check_forward
+from flamia.reference.arguments import Arguments, check_forward, check_observer
 from flamia.reference.documents import BLOCK, TILE, Document, iter_documents
 from flamia.reference.formats import decode_e8m0
 from flamia.reference.operands import F32, DocumentOperand, Operand, exp2_of, prepare
@@ -130,6 +130,7 @@ def attention_forward(
     :raises ValueError, TypeError: naming the argument, its value and what is allowed.
     """
     a = check_forward(q, k, v, cu_seqlens, recipe, causal, softmax_scale, profile)
+    check_observer(observer)
     operands = quantize_inputs(a)
     total, hq, dim = a.q.shape
     out = np.zeros((total, hq, dim), a.q.dtype)
@@ -214,6 +215,7 @@ class RowState:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Take in one key tile; overwrites its scores. Returns P and the integer exponent it is held against."""
         recipe = self.recipe
+        pr.raise_overflowed(scores)
         if hidden is not None:
             np.copyto(scores, F32(-np.inf), where=hidden)
         largest = np.fmax.reduce(scores, axis=-2)

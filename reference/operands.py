@@ -9,7 +9,8 @@ A token scale (B=1) cannot be a hardware scale factor along tokens, so in a toke
 power of two multiplies the operand that is computed on the fly (P or dS) and is undone on the output row. The exponent
 of a token is ``scale byte - 127``; a non-finite token (byte 255) has the addend NaN. A token whose payload is all zero
 has no exponent of its own, and byte 0 (2^-127) would push its row of dS below FP32: it counts as a token of maximum 1,
-whose exponent is ``ceil(log2(1 / 448)) = -8``. So a zero-initialised projection receives its gradient.
+whose exponent is ``ceil(log2(1 / 448)) = -8``. So a zero-initialised projection receives its gradient. That rule is for
+dS; where V1's exponents are folded into P (`probabilities.fold_values`), byte 0 of a zero token is -127.
 """
 
 from __future__ import annotations

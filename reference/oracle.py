@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flamia.reference.arguments import check_qkv, check_softmax_scale, check_tensor
+from flamia.reference.arguments import check_causal, check_qkv, check_softmax_scale, check_tensor
 from flamia.reference.documents import TILE, iter_documents, validate_cu_seqlens
 
 Array = NDArray[np.float64]
@@ -45,7 +45,7 @@ def attention_oracle(
     :param dout: ``(T, Hq, D)`` or None.
     """
     check_qkv(q, k, v)
-    cu = validate_cu_seqlens(cu_seqlens, q.shape[0])
+    cu, causal = validate_cu_seqlens(cu_seqlens, q.shape[0]), check_causal(causal)
     scale = check_softmax_scale(softmax_scale, q.shape[2])
     if dout is not None and check_tensor("dout", dout).shape != q.shape:
         raise ValueError(f"dout must have the shape of q {q.shape}, got {dout.shape}")

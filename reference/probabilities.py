@@ -4,8 +4,9 @@ Note [Probabilities]
 ~~~~~~~~~~~~~~~~~~~~
 With ``x = c * S``, ``c = fl(softmax_scale * log2 e)``, the product of two FP32 numbers taken exactly: ``r = floor(x)``,
 ``f = fl(x - r)``, ``p = poly(f)`` in [1, 2]. So ``f`` is rounded once: it is ``fma(c, S, -r)``, and the scaled score
-itself never exists. Where ``|x| >= 2^23``, x is first rounded to FP32, an integer, and ``f = 0``. A score of +inf gives
-NaN, one of -inf counts as the lowest FP32 number.
+itself never exists. Where ``|x| >= 2^23``, x is first rounded to FP32, an integer, or to the largest of its sign if it
+overflows, and ``f = 0``. Scores that overflowed: -inf counts as the lowest FP32 number, before anything is hidden; +inf
+gives NaN.
 
 P is ``E4M3(p * 2^(r + 8 - top))`` with an integer ``top``, its scale ``2^(top - 8)``. In the forward ``top`` is the
 ceiling of the row's largest x in the 128-key tile; in the backward it is ``m_i + E``, where E is one integer per 32x32
@@ -40,9 +41,11 @@ Array = NDArray[np.float32]
 
 
 def exponential(scores: Array, c: np.float32) -> tuple[Array, Array]:
-    """``(r, p)`` with ``2^(c S) = 2^r p``, r integral, p in [1, 2], as Note [Probabilities]; overwrites ``scores``."""
+    """``(r, p)`` with ``2^(c S) = 2^r p``, r integral, p in [1, 2], as Note [Probabilities]; overwrites ``scores``.
+
+    :param scores: C-contiguous; none is -inf (`raise_overflowed`).
+    """
     assert scores.flags.c_contiguous
-    np.maximum(scores, LOWEST, out=scores)
     r = np.empty_like(scores)
     flat, floors = scores.reshape(-1), r.reshape(-1)
     if (fast := loops()) is not None:
@@ -55,7 +58,7 @@ def exponential(scores: Array, c: np.float32) -> tuple[Array, Array]:
         x, floor = buffers[:, : part.size]
         np.multiply(part, c, out=x, dtype=np.float64)  # exact: 48 bits
         if large:
-            np.copyto(x, x.astype(F32), where=~(np.abs(x) < LARGE))
+            np.copyto(x, _round_large(x), where=~(np.abs(x) < LARGE))
         np.floor(x, out=floor)
         floors[start : start + CHUNK] = floor
         x -= floor
@@ -76,11 +79,22 @@ def exponential_of_rounded(x: Array) -> tuple[Array, Array]:
     return r, exp2_mantissa(x, out=x)
 
 
+def raise_overflowed(scores: Array) -> Array:
+    """Scores of -inf count as the lowest FP32 number; in place."""
+    return np.maximum(scores, LOWEST, out=scores)
+
+
 def ceiling(largest: Array, c: np.float32) -> Array:
-    """``ceil(c S)`` of scores, as Note [Probabilities] takes the product; -inf where there was no score."""
+    """``ceil(c S)`` of scores, as Note [Probabilities] takes the product; -inf where there was no score; 0 is +0."""
     x = np.multiply(largest, c, dtype=np.float64)
-    ceilings: Array = np.where(np.abs(x) < LARGE, np.ceil(x), x).astype(F32)
-    return ceilings
+    ceilings: Array = np.where(np.abs(x) < LARGE, np.ceil(x), _round_large(x)).astype(F32)
+    return np.where(largest == -np.inf, largest, ceilings + F32(0))
+
+
+def _round_large(x: NDArray[np.float64]) -> NDArray[np.float64]:
+    """To FP32, saturating; +inf, a score that overflowed, becomes NaN."""
+    rounded: NDArray[np.float64] = np.clip(x, LOWEST, -LOWEST).astype(F32).astype(np.float64)
+    return np.where(np.isposinf(x), np.nan, rounded)
 
 
 def shift(p: Array, exponent: Array) -> Array:

@@ -94,7 +94,7 @@ def get_profile(profile: Profile | str) -> Profile:
     if isinstance(profile, Profile):
         return profile
     if not isinstance(profile, str):
-        raise TypeError(f"profile must be a Profile or a name, got {type(profile).__name__}")
+        raise TypeError(f"profile must be a Profile or a name, got {profile!r}")
     if profile not in PROFILES:
         raise ValueError(f"profile must be one of {sorted(PROFILES)}, got {profile!r}")
     return PROFILES[profile]

@@ -86,6 +86,9 @@ class Recipe:
     head_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        for field in ("name", "summary"):
+            if not isinstance(getattr(self, field), str) or not self.name:
+                raise TypeError(f"Recipe.{field} must be text, and name not empty, got {getattr(self, field)!r}")
         for field in _ROLES:
             value = getattr(self, field)
             if not isinstance(value, Scaling) and not (value is None and field in _OPTIONAL_ROLES):
@@ -104,14 +107,16 @@ class Recipe:
             if getattr(self, field) not in allowed:
                 raise ValueError(f"Recipe.{field} must be one of {allowed}, got {getattr(self, field)!r}")
         h = self.head_scale
-        if isinstance(h, bool) or not isinstance(h, (int, float)) or not 0 < h < float("inf"):
-            raise ValueError(f"Recipe.head_scale must be one positive, finite number for all heads, got {h!r}")
+        if isinstance(h, bool) or not isinstance(h, (int, float)) or not 2.0**-126 <= h <= 2.0**126:
+            raise ValueError(f"Recipe.head_scale must be one number from 2^-126 to 2^126 for all heads, got {h!r}")
         for field in ("p_exponent", "p_backward_exponent"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 8:
                 raise ValueError(f"Recipe.{field} must be an integer from 0 to 8, got {value!r}")
         if not isinstance(self.hadamard, bool):
             raise TypeError(f"Recipe.hadamard must be a bool, got {self.hadamard!r}")
+        if self.hadamard and self.scores is not Scaling.NVFP4:
+            raise ValueError(f"Recipe.hadamard must be False unless scores is NVFP4, got scores {self.scores}")
         for field in (*_TOKEN_ROLES, "gradient_values", "dout_channels"):
             if getattr(self, field) is Scaling.NVFP4:
                 raise ValueError(f"Recipe.{field} cannot be NVFP4: E2M1 is for the scores alone")
@@ -235,7 +240,7 @@ def get_recipe(recipe: Recipe | str) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     if not isinstance(recipe, str):
-        raise TypeError(f"recipe must be a Recipe or a name, got {type(recipe).__name__}")
+        raise TypeError(f"recipe must be a Recipe or a name, got {recipe!r}")
     if recipe not in RECIPES:
         raise ValueError(f"recipe must be one of {sorted(RECIPES)}, got {recipe!r}")
     return RECIPES[recipe]

@@ -36,18 +36,18 @@ CASES = [
     (bad(cu_seqlens=[0, 30, 20, 40]), ValueError, r"cu_seqlens\[1\]=30 > cu_seqlens\[2\]=20"),
     (bad(cu_seqlens=[0, 41]), ValueError, r"at most the number of packed tokens 40, got 41"),
     (bad(recipe="fp8"), ValueError, "recipe must be one of .*'mxfp8'.* got 'fp8'"),
-    (bad(recipe=8), TypeError, "recipe must be a Recipe or a name, got int"),
+    (bad(recipe=8), TypeError, "recipe must be a Recipe or a name, got 8"),
     (bad(profile="ampere"), ValueError, "profile must be one of .* got 'ampere'"),
-    (bad(profile=None), TypeError, "profile must be a Profile or a name, got NoneType"),
+    (bad(profile=None), TypeError, "profile must be a Profile or a name, got None"),
     (
         bad(recipe="cudnn_mxfp8", profile="blackwell"),
         ValueError,
         "study-only, because of its scores: profile must",
     ),
-    (bad(causal=1), TypeError, "causal must be a bool, got int"),
+    (bad(causal=1), TypeError, "causal must be a bool, got 1"),
     (bad(softmax_scale=-1.0), ValueError, r"softmax_scale must be from 0 to 1.701e\+38, got -1.0"),
     (bad(softmax_scale=float("nan")), ValueError, r"softmax_scale must be from 0 to 1.701e\+38, got nan"),
-    (bad(softmax_scale="1"), TypeError, "softmax_scale must be a number, got str"),
+    (bad(softmax_scale="1"), TypeError, "softmax_scale must be a number, got '1'"),
 ]
 
 

@@ -6,6 +6,7 @@ from math import ceil, floor
 import numpy as np
 import pytest
 
+from flamia.reference import attention_backward, attention_forward
 from flamia.reference import probabilities as pr
 from flamia.reference.exp2 import exp2_mantissa, fma
 
@@ -57,7 +58,7 @@ def test_small_negative_scores_are_rounded_once() -> None:
 
 
 def test_large_scores_are_rounded_to_integers() -> None:
-    scores = F32([2.0**40 + 2.0**17, -(2.0**40), 2.0**23 + 1, -np.inf, np.inf, np.nan])
+    scores = F32([2.0**40 + 2.0**17, -(2.0**40), 2.0**23 + 1, pr.LOWEST, np.inf, np.nan])
     c = F32(0.1275174)
     with np.errstate(invalid="ignore"):
         r, p = pr.exponential(scores.copy(), c)
@@ -81,9 +82,27 @@ def test_ceiling_is_exact_and_keeps_what_is_not_finite() -> None:
 
 @pytest.mark.parametrize("profile", ["ideal", "blackwell", "hopper"])
 def test_ones_give_one_in_float32(profile) -> None:
-    from flamia.reference import attention_forward
-
     rng = np.random.default_rng(1)
     q, k = (rng.standard_normal((150, 1, 64), F32) for _ in "qk")
     out = attention_forward(q, k, np.ones_like(k), [0, 150], profile=profile).out
     np.testing.assert_array_equal(out, np.ones_like(out))
+
+
+@pytest.mark.parametrize("profile", ["ideal", "blackwell", "hopper"])
+def test_scaled_scores_saturate(profile) -> None:
+    """c S beyond FP32 is the largest number of its sign: the row's other key takes all."""
+    q = np.zeros((2, 1, 64), F32)
+    k, v = q.copy(), q.copy()
+    q[:, 0, 0], k[0, 0, 0], v[:, 0, 0] = 1, -10, [0, 1]
+    f = attention_forward(q, k, v, [0, 2], softmax_scale=1e38, profile=profile)
+    np.testing.assert_array_equal(f.out[:, 0, 0], [0, 1])
+    np.testing.assert_array_equal(f.l, [[1, 1]])
+
+
+@pytest.mark.parametrize("profile", ["ideal", "blackwell", "hopper"])
+def test_scores_of_minus_infinity_count_as_the_lowest_number(profile) -> None:
+    q = np.full((2, 1, 64), 2.0**100, F32)
+    v = np.ones_like(q)
+    f = attention_forward(q, -q, v, [0, 2], profile=profile)
+    np.testing.assert_array_equal(f.out, v)
+    np.testing.assert_array_equal(attention_backward(v, f).dv[:, 0, 0], [1.5, 0.5])
