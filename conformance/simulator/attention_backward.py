@@ -1,4 +1,4 @@
-"""The Blackwell backward on the simulator: from dout and a forward of the reference to dq, dk, dv, and tiles of P and X.
+"""The Blackwell backward on the simulator: from dout and a forward of the reference to dq, dk, dv, tiles of P and X.
 
 Operands, the row pre-pass and work items are the reference's, laid out as the kernels read them, so that a test sees
 the two backward kernels and nothing else.
@@ -217,7 +217,7 @@ def run_backward(
         address.setdefault(f"{role}_tokens", address[role])
     out = {"dq": np.zeros((total, hq, dim), dtype)}
     out |= {name: np.zeros((total, hkv, dim), dtype) for name in ("dk", "dv")}
-    result = Outcome(**out)
+    result = Outcome(out["dq"], out["dk"], out["dv"])
     for name, x in out.items():
         address[name] = memory.allocate(x.view(np.uint8), name) if x.size else 0
     tiles = max(len(arrays["tiles"]), 1)
@@ -228,7 +228,7 @@ def run_backward(
             *(np.zeros((hq, tiles, streamed, n, n), np.uint8) for n in (TILE, 4, TILE, 4)),
         )
         totals = np.zeros(ctas * 2 * dim * TILE, np.float32)
-        fields = {name: address.get(name, 0) for name in structs.BLACKWELL_BACKWARD.names or ()}
+        fields: dict[str, Any] = {name: address.get(name, 0) for name in structs.BLACKWELL_BACKWARD.names or ()}
         fields |= _numbers(f, operands.factor, tiles, streamed)
         fields |= {
             "first": _gradient(address, out, "dv" if keys else "dq"),

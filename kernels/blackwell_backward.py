@@ -1,0 +1,147 @@
+"""Attention on Blackwell: the backward, from dout and a forward to dq, dk and dv.
+
+The bits are those of `flamia.reference.attention_backward` under the profile ``blackwell``: a row pre-pass, then one
+kernel whose CTAs own keys (dk, dv) and one whose CTAs own queries (dq). Nothing waits for the device, and no result
+depends on the number of CTAs or the order in which they take their work.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flamia.kernels import structs
+from flamia.kernels.blackwell import ELEMENTS, BlackwellForward
+from flamia.kernels.launch import launch
+from flamia.kernels.quantize import RowPass, row_pass
+from flamia.kernels.registry import BLACKWELL_BACKWARD
+from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, TICKETS
+from flamia.kernels.tensors import TILE, pointer
+
+USUAL_CONSTANTS = {"c": (2.0**-60, 2.0**60), "softmax_scale": (2.0**-10, 2.0**10)}
+"""Constants outside these ranges take the kernels' slow path: Note [Fast tiles] of ``backward_numbers.cuh``."""
+
+MAX_CTAS = 160
+"""CTAs of a launch: a B200 has 148 multiprocessors, no chip of the family more than 160."""
+
+
+@dataclass(frozen=True)
+class BlackwellGradients:
+    """Gradients in the dtype of dout: dq ``(T, Hq, D)``, dk and dv ``(T, Hkv, D)``; 0 in padding rows."""
+
+    dq: Any
+    dk: Any
+    dv: Any
+
+
+def attention_backward(
+    dout: Any,
+    forward: BlackwellForward,
+    *,
+    recipe: str = "mxfp8",
+    softmax_scale: float | None = None,
+    score_factor: float = 1.0,
+    strict: bool = False,
+    exp2: str = "exact",
+) -> BlackwellGradients:
+    """Gradients of attention.
+
+    :param dout: ``(T, Hq, D)`` CUDA tensor, dtype of the forward's q.
+    :param forward: the result of `flamia.kernels.blackwell.attention_forward`, with the backward's items.
+    :param recipe: the forward's; ``softmax_scale``, ``score_factor`` and ``exp2`` likewise.
+    :param strict: wait where PTX promises no order.
+    :raises TypeError, ValueError: naming the argument.
+    """
+    import torch
+
+    f, schedule = forward, forward.schedule
+    if schedule.backward is None:
+        raise ValueError("forward must have the backward's items: attention_forward(..., backward=True)")
+    total, _, dim = f.out.shape
+    kv_shape = (total, schedule.num_kv_heads, dim)
+    dq = torch.empty(f.out.shape, dtype=f.out.dtype, device=f.out.device)
+    dk, dv = (torch.empty(kv_shape, dtype=f.out.dtype, device=f.out.device) for _ in range(2))
+    out = BlackwellGradients(dq, dk, dv)
+    rows = row_pass(dout, f.out, f.l, f.m, schedule, gradients=(dq, dk, dv))
+    scale = dim**-0.5 if softmax_scale is None else softmax_scale
+    fields = _fields(f, rows, scale, score_factor)
+    variant: dict[str, Any] = {"recipe": recipe, "dim": dim, "exp2": exp2, "strict": int(strict), "hooks": 0}
+    totals = _totals(f, dim)
+    owners: dict[str, dict[str, Any]] = {
+        "keys": {
+            "first": _gradient(dv),
+            "second": _gradient(dk),
+            "totals": pointer(totals),
+            "items": pointer(schedule.backward),
+            "num_items": NUM_BACKWARD,
+            "ticket": pointer(schedule.status) + 4 * (TICKETS + 2),
+        },
+        "queries": {
+            "first": _gradient(dq),
+            "items": pointer(schedule.forward),
+            "num_items": NUM_FORWARD,
+            "ticket": pointer(schedule.status) + 4 * (TICKETS + 4),
+        },
+    }
+    for owner, own in owners.items():
+        items = schedule.backward if owner == "keys" else schedule.forward
+        params = structs.fill(structs.BLACKWELL_BACKWARD, fields | own)
+        unit = BLACKWELL_BACKWARD.unit(owner=owner, **variant)
+        launch(unit, "attention_backward", params, f.out.device, at_most=max(1, min(items.shape[0], MAX_CTAS)))
+    return out
+
+
+def _totals(f: BlackwellForward, dim: int) -> Any:
+    """Room for the sums of dK and dV over the heads of a group, for each CTA; None for groups of one."""
+    import torch
+
+    schedule = f.schedule
+    if schedule.num_q_heads == schedule.num_kv_heads:
+        return None
+    ctas = min(schedule.backward.shape[0], MAX_CTAS)
+    return torch.empty(ctas * 2 * dim * TILE, dtype=torch.float32, device=f.out.device)
+
+
+def _gradient(x: Any) -> dict[str, int]:
+    size = x.element_size()
+    return {"data": pointer(x), "token_stride": x.stride(0) * size, "head_stride": x.stride(1) * size}
+
+
+def _fields(f: BlackwellForward, rows: RowPass, softmax_scale: float, score_factor: float) -> dict[str, Any]:
+    """Fields of `structs.BLACKWELL_BACKWARD` that both kernels share."""
+    x, schedule = f.inputs, f.schedule
+    q, k = (x.q, x.k) if x.q4 is None or x.k4 is None else (x.q4, x.k4)
+    numbers = {"c": float(np.float32(softmax_scale * math.log2(math.e))), "softmax_scale": float(softmax_scale)}
+    usual = score_factor == 1 and all(low <= numbers[name] <= high for name, (low, high) in USUAL_CONSTANTS.items())
+    return numbers | {
+        "q": pointer(q.payload),
+        "q_scales": pointer(q.scales),
+        "q_tokens": pointer(x.q.payload),
+        "q_exponents": pointer(x.q.exponents),
+        "k": pointer(k.payload),
+        "k_scales": pointer(k.scales),
+        "k_tokens": pointer(x.k.payload),
+        "k_exponents": pointer(x.k.exponents),
+        "v": pointer(x.v.payload),
+        "v_scales": pointer(x.v.scales),
+        "v1": 0 if x.v1 is None else pointer(x.v1.payload),
+        "v1_scales": 0 if x.v1 is None else pointer(x.v1.scales),
+        "dout": pointer(rows.dout.payload),
+        "dout_scales": pointer(rows.dout.scales),
+        "dout_token_scales": pointer(rows.dout.token_scales),
+        "delta": pointer(rows.delta),
+        "top": pointer(rows.top),
+        "tiles": pointer(schedule.tiles),
+        "tile_offsets": pointer(schedule.tile_offsets),
+        "status": pointer(schedule.status),
+        "max_tiles": schedule.max_tiles,
+        "largest_score": 2.0**20 / numbers["c"] if usual else 0.0,
+        "score_factor": score_factor,
+        "usual": usual,
+        "group": schedule.num_q_heads // schedule.num_kv_heads,
+        "causal": schedule.causal,
+        "element": ELEMENTS[str(f.out.dtype)],
+    }
