@@ -114,6 +114,19 @@ setp.eq.u32 %p2, %r1, %r1; vote.sync.ballot.b32 %r3, %p2,""",
     assert out.tolist() == [1] * 5 + [0xFFFFFFE0] * 4 + [0xFFFFFE00] * 23
 
 
+def test_warps_that_ended_are_not_waited_for():
+    out = np.zeros(96, np.uint32)
+    for seed in range(4):
+        out[:] = 0
+        run(
+            f"""{LANE} setp.lt.u32 %p1, %r1, 32; @%p1 exit; bar.sync 0; st.global.u32 [%rd2], 1;""",
+            [out],
+            block=96,
+            seed=seed,
+        )
+        assert out.tolist() == [0] * 32 + [1] * 64
+
+
 def test_partial_warps():
     """Threads that do not exist take no part: 40 threads are a warp and a quarter."""
     out = np.zeros(40, np.uint32)

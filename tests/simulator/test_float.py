@@ -92,15 +92,15 @@ def test_f32_fma_rounds_once(mode, ftz):
 
 
 def test_fma_where_float64_would_round_twice():
-    """1 + 2^-24 (1 + 2^-30) rounds up; a float64 sum loses the last part and ties to even, down."""
-    a, b, c = [0x3F800000], [0x33800000], [0x3F800000]
-    assert apply("fma.rn.f32", "f32", ("f32", a), ("f32", b), ("f32", c)) == [0x3F800000]  # a tie
-    tiny = [0x3F800001]  # (1 + 2^-23) 2^-24 + 1
-    assert apply("fma.rn.f32", "f32", ("f32", tiny), ("f32", b), ("f32", c)) == [0x3F800001]
-    # (1 + 2^-23)(1 - 2^-24) 2^-24 = 2^-24 (1 + 2^-24 - 2^-47): a bit beyond float64's 53 below 1 + 2^-24
-    x, y = [0x3F800001], [0x33800000 - 1]
-    want = exact.fused(x[0], y[0], c[0], F32)
-    assert apply("fma.rn.f32", "f32", ("f32", x), ("f32", y), ("f32", c)) == [want]
+    """(1 + 2^-23)(1 - 2^-23) is 2^-46 less than 1. A float64 sum with something much larger loses that, lies on a tie of
+    FP32 and goes to the even neighbour above; the right result is the odd one below. Once normal, once subnormal."""
+    a = [0x3F800001, 0x1A000001]  # (1 + 2^-23) and that times 2^-75
+    b = [0x337FFFFE, 0x19FFFFFE]  # (1 - 2^-23) times 2^-24 and times 2^-75
+    c = [0x3F800001, 0x007FFFFF]
+    assert apply("fma.rn.f32", "f32", ("f32", a), ("f32", b), ("f32", c)) == c
+    assert [exact.fused(*row, F32) for row in zip(a, b, c, strict=True)] == c
+    pairs = [tuple(x << 32 | x for x in v) for v in (a, b, c)]
+    assert apply("fma.rn.f32x2", "f32x2", *[("f32x2", p) for p in pairs]) == list(pairs[2])
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -143,6 +143,12 @@ def test_carries():
     got = apply(text % ("sub", "sub"), "u64", *operands)
     wide = [((x + (y << 64)) - (z + (w << 64))) >> 64 & 2**64 - 1 for x, y, z, w in zip(a, b, c, d, strict=True)]
     assert_bits("sub.cc", got, wide, a, b, c, d)
+    # A carry that runs through a limb of ones.
+    form = "{.reg .b64 t; add.cc.u64 t, $a, 1; addc.cc.u64 t, $b, 0; addc.u64 $d, $c, 0;}"
+    limbs = ([2**64 - 1, 2**64 - 1, 5], [2**64 - 1, 7, 2**64 - 1], [41, 41, 41])
+    assert apply(form, "u64", *[("u64", v) for v in limbs]) == [42, 41, 41]
+    form = "{.reg .b64 t; sub.cc.u64 t, $a, 1; subc.cc.u64 t, $b, 0; subc.u64 $d, $c, 0;}"
+    assert apply(form, "u64", *[("u64", v) for v in ([0, 0, 5], [0, 7, 0], [41, 41, 41])]) == [40, 41, 41]
     a, b, c, d = (random_bits(32, 200, s) for s in (5, 6, 7, 8))
     form = "{.reg .b32 t; mad.lo.cc.u32 t, $a, $b, $c; madc.hi.u32 $d, $a, $b, $e;}"
     got = apply(form, "u32", *[("u32", v) for v in (a, b, c, d)])

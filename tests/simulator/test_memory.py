@@ -169,6 +169,14 @@ def test_faults_of_accesses(name):
     assert "CTA 0 warp 0" in str(caught.value) and f"PTX line {line}" in str(caught.value)
 
 
+@pytest.mark.parametrize("access", ["ld.global.u32 %r2, [%rd3];", "st.global.u32 [%rd3], %r1;"])
+def test_one_lane_of_a_whole_warp_is_misaligned(access):
+    body = f"{LANE} mov.u64 %rd3, %rd2; setp.eq.u32 %p1, %r1, 9; @%p1 add.u64 %rd3, %rd3, 2; {access}"
+    with pytest.raises(faults.Misaligned) as caught:
+        run(body, [np.zeros(64, np.uint32)])
+    assert caught.value.lanes == (9,)
+
+
 def test_faults_name_the_lanes_and_the_address():
     data = np.zeros(20, np.uint32)
     with pytest.raises(faults.OutOfBounds) as caught:

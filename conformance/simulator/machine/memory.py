@@ -85,9 +85,14 @@ class Space:
         data, state, shift = self.view(unit, count)
         relative = address - self.base if self.base else address
         cell = relative >> shift
-        found = state.take(cell, 0, mode="clip")
         need = _NEED_LOAD[unit, count]
-        if (found & need[0]).tobytes() != need[1] or (relative & (unit * count - 1)).tobytes() != _ZEROS:
+        if mask is FULL:
+            found = state.take(cell, 0, mode="clip")
+            wrong = (found & need[0]).tobytes() != need[1] or (relative & (unit * count - 1)).tobytes() != _ZEROS
+        else:
+            found = state.take(cell[mask], 0, mode="clip")
+            wrong = bool(((found & need[0]) != need[2]).any() or (relative[mask] & (unit * count - 1)).any())
+        if wrong:
             self._check(relative, unit * count, mask, writes=False)
         return data.take(cell, 0, mode="clip")
 
