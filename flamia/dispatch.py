@@ -3,7 +3,8 @@
 A kernel enters the table with `register`, which looks for a valid certificate: a record that this source, compiled by
 this compiler, passed every level of the conformance suite on this chip (`flamia.conformance.certificates`). Nothing
 else is ever launched: where no row of the table fits, `find` raises `NoCertifiedKernel`, whose one sentence says what
-is missing and what to run. In this release nothing registers a kernel for attention, so the table is empty.
+is missing and what to run. In this release `flamia.pytorch.hopper` registers the kernels for compute capability 9.0, at
+the first call with CUDA tensors.
 
 This module imports neither PyTorch nor CuPy, so that ``flamia doctor`` can list the table without them.
 """

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flamia.kernels import structs
-from flamia.kernels.targets import SM_100A, SM_103A, TARGETS, Target
+from flamia.kernels.targets import SM_90A, SM_100A, SM_103A, TARGETS, Target
 
 SOURCES = Path(__file__).resolve().parent / "cuda"
 """Folder of the CUDA C++ sources; ``#include "..."`` is relative to it."""
@@ -226,6 +226,59 @@ FORMATS = Kernel(
     entries=(Entry("convert", threads=(256,), max_registers=64),),
 )
 
+HOPPER_DIM = Parameter("HEAD_DIM", "dim", (64, 128))
+RECIPE = Parameter("RECIPE", "recipe", ("mxfp8", "bf16"))
+
+HOPPER_OPERANDS = Kernel(
+    name="hopper_operands",
+    summary="payload tiles to bfloat16 tiles, and what a key tile tells beside its payload",
+    source="hopper/operands.cu",
+    params=structs.HOPPER_OPERANDS.itemsize,
+    entries=(Entry("make_operands", threads=(256,), max_registers=64),),
+    parameters=(HOPPER_DIM,),
+    targets=(SM_90A,),
+)
+
+HOPPER_PACK = Kernel(
+    name="hopper_pack",
+    summary="q, k, v of an unscaled recipe to bfloat16 tiles",
+    source="hopper/pack.cu",
+    params=structs.HOPPER_PACK.itemsize,
+    entries=(Entry("pack_tokens", threads=(256, 512), max_registers=80),),
+    parameters=(ELEMENT, HOPPER_DIM),
+    targets=(SM_90A,),
+)
+
+HOPPER_FORWARD = Kernel(
+    name="hopper_forward",
+    summary="attention forward on Hopper",
+    source="hopper/forward.cu",
+    params=structs.HOPPER_FORWARD.itemsize,
+    entries=(Entry("attention_forward", threads=(384,), max_registers=168),),
+    parameters=(RECIPE, HOPPER_DIM),
+    targets=(SM_90A,),
+)
+
+HOPPER_BACKWARD_KEYS = Kernel(
+    name="hopper_backward_keys",
+    summary="attention backward on Hopper: dK and dV",
+    source="hopper/backward_keys.cu",
+    params=structs.HOPPER_BACKWARD.itemsize,
+    entries=(Entry("backward_keys", threads=(384,), max_registers=168),),
+    parameters=(ELEMENT, HOPPER_DIM),
+    targets=(SM_90A,),
+)
+
+HOPPER_BACKWARD_QUERIES = Kernel(
+    name="hopper_backward_queries",
+    summary="attention backward on Hopper: dQ",
+    source="hopper/backward_queries.cu",
+    params=structs.HOPPER_BACKWARD.itemsize,
+    entries=(Entry("backward_queries", threads=(384,), max_registers=168),),
+    parameters=(ELEMENT, HOPPER_DIM),
+    targets=(SM_90A,),
+)
+
 BLACKWELL_FORWARD = Kernel(
     name="blackwell_forward",
     summary="attention forward on Blackwell",
@@ -259,7 +312,12 @@ BLACKWELL_BACKWARD = Kernel(
     targets=(SM_100A, SM_103A),
 )
 
-KERNELS = (SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS, BLACKWELL_FORWARD, BLACKWELL_BACKWARD)
+KERNELS = (
+    *(SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS),
+    *(HOPPER_OPERANDS, HOPPER_PACK, HOPPER_FORWARD, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES),
+    BLACKWELL_FORWARD,
+    BLACKWELL_BACKWARD,
+)
 """Every kernel."""
 
 

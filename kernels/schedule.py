@@ -18,6 +18,9 @@ ERROR, NUM_TILES, NUM_FORWARD, NUM_BACKWARD, NUM_USED, LEGAL = range(6)
 """Entries of `DeviceSchedule.status`: the fault of ``cu_seqlens``; tiles; items of the forward and of the backward;
 ``cu_seqlens[-1]``; 1 without a fault, else 0."""
 
+TICKETS = 8
+"""First of the entries of `DeviceSchedule.status` that count what a kernel's CTAs have taken: two for each kernel."""
+
 FAULTS = {
     1: "cu_seqlens[0] must be 0",
     2: "cu_seqlens must not decrease",
@@ -35,7 +38,7 @@ class DeviceSchedule:
     :param tile_offsets: ``(n + 1,)``.
     :param forward: ``(max_items, 4)``: document, query head, first query tile, cost; longest first.
     :param backward: ``(max_items, 4)``: document, KV head, key tile, cost; longest first; None if not asked for.
-    :param status: ``(8,)``, see `NUM_TILES` and the others. An illegal ``cu_seqlens`` makes every list empty.
+    :param status: ``(16,)``, see `NUM_TILES` and the others. An illegal ``cu_seqlens`` makes every list empty.
     :param num_tokens: T.
     """
 
@@ -121,7 +124,7 @@ def build_schedule(
         tile_offsets=empty(documents + 1),
         forward=empty(forward_items, 4),
         backward=empty(backward_items, 4) if backward else None,
-        status=empty(8),
+        status=empty(16),
         num_tokens=num_tokens,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,

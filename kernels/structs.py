@@ -6,7 +6,9 @@ static assert; fields run from wide to narrow, so that neither side pads between
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -139,9 +141,105 @@ DECODE = np.dtype(
     align=True,
 )
 
+WIDEN_JOB = np.dtype(
+    [("payload", POINTER), ("scales", POINTER), ("wide", POINTER), ("heads", COUNT), ("unused", COUNT)], align=True
+)
+"""One tensor to widen; without scales, its codes."""
+
+HOPPER_OPERANDS = np.dtype(
+    [
+        ("jobs", WIDEN_JOB, 4),
+        ("k_exponents", POINTER),
+        ("v_scales", POINTER),
+        ("v_exponents", POINTER),
+        ("factors", POINTER),
+        ("fold", POINTER),
+        ("tiles", POINTER),
+        ("status", POINTER),
+        ("max_tiles", STRIDE),
+        ("kv_heads", COUNT),
+        ("total_heads", COUNT),
+    ],
+    align=True,
+)
+
+PACK_JOB = np.dtype(
+    [("source", TOKENS), ("wide", POINTER), ("exponents", POINTER), ("heads", COUNT), ("unused", COUNT)], align=True
+)
+"""One unscaled tensor to lay out."""
+
+HOPPER_PACK = np.dtype(
+    [
+        ("jobs", PACK_JOB, JOBS),
+        ("padding", PADDING),
+        ("tiles", POINTER),
+        ("status", POINTER),
+        ("max_tiles", STRIDE),
+        ("total_heads", COUNT),
+        ("unused", COUNT),
+    ],
+    align=True,
+)
+
+HOPPER_FORWARD = np.dtype(
+    [
+        ("q", POINTER),
+        ("q_exponents", POINTER),
+        ("k", POINTER),
+        ("factors", POINTER),
+        ("v", POINTER),
+        ("v1", POINTER),
+        ("fold", POINTER),
+        ("out", TOKENS),
+        ("lse", POINTER),
+        ("m", POINTER),
+        ("l", POINTER),
+        ("tiles", POINTER),
+        ("tile_offsets", POINTER),
+        ("items", POINTER),
+        ("status", POINTER),
+        ("ticket", POINTER),
+        ("max_tiles", STRIDE),
+        ("num_tokens", STRIDE),
+        ("c", REAL),
+        ("c_exponent", COUNT),
+        ("c_usual", COUNT),
+        ("group", COUNT),
+        ("causal", COUNT),
+        ("element_bytes", COUNT),
+        ("half", COUNT),
+        ("unused", COUNT),
+    ],
+    align=True,
+)
+
 FORMATS = np.dtype(
     [("x", POINTER), ("out", POINTER), ("count", STRIDE), ("conversion", COUNT), ("unused", COUNT)], align=True
 )
+
+HOPPER_BACKWARD = np.dtype(
+    [
+        *[
+            (name, POINTER)
+            for name in (
+                *("q", "k", "v", "v1", "dout", "q_wide", "k_wide", "dout_wide"),
+                *("q_exponents", "k_exponents", "v_scales", "v1_scales", "dout_scales", "delta", "top"),
+            )
+        ],
+        ("first", TOKENS),
+        ("second", TOKENS),
+        *[(name, POINTER) for name in ("scratch", "totals", "tiles", "tile_offsets", "items", "status", "ticket")],
+        ("max_tiles", STRIDE),
+        ("group", COUNT),
+        ("causal", COUNT),
+        ("c", REAL),
+        ("softmax_scale", REAL),
+        ("fast_exponent", REAL),
+        ("unused", COUNT),
+    ],
+    align=True,
+)
+"""Both kernels of the Hopper backward; ``BackwardParams`` in ``hopper/backward.cuh``."""
 
 
 BLACKWELL_FORWARD = np.dtype(
@@ -155,7 +253,6 @@ BLACKWELL_FORWARD = np.dtype(
     ],
     align=True,
 )
-
 
 BLACKWELL_BACKWARD = np.dtype(
     [
@@ -178,17 +275,37 @@ BLACKWELL_BACKWARD = np.dtype(
 
 def fill(dtype: np.dtype[Any], values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
     """One struct, shape ``(1,)``: nested mappings and sequences fill nested structs and arrays; the rest is 0."""
-    out = np.zeros(1, dtype)
-    _fill(out[0], values)
-    return out
+    memory = bytearray(dtype.itemsize)
+    _fill(memory, 0, _fields(dtype), values)
+    return np.frombuffer(memory, dtype)
 
 
-def _fill(record: Any, values: Mapping[str, Any]) -> None:
+# The device may wait while the host fills these: assigning to NumPy records takes several times as long.
+
+
+_CODES = {np.dtype(kind).str: code for kind, code in ((POINTER, "Q"), (STRIDE, "q"), (COUNT, "i"), (REAL, "f"))}
+
+
+@cache
+def _fields(dtype: np.dtype[Any]) -> dict[str, tuple[int, int, struct.Struct | None, dict[str, Any]]]:
+    """By name: offset, bytes of an element, how to pack it, or the fields of a nested struct."""
+    found: dict[str, tuple[int, int, struct.Struct | None, dict[str, Any]]] = {}
+    for name, (kind, offset, *_) in (dtype.fields or {}).items():
+        element = kind.subdtype[0] if kind.subdtype else kind
+        packer = struct.Struct("<" + _CODES[element.str]) if element.fields is None else None
+        found[name] = offset, element.itemsize, packer, {} if packer else _fields(element)
+    return found
+
+
+def _fill(memory: bytearray, start: int, fields: dict[str, Any], values: Mapping[str, Any]) -> None:
     for name, value in values.items():
-        if isinstance(value, Mapping):
-            _fill(record[name], value)
-        elif isinstance(value, (list, tuple)):
-            for i, part in enumerate(value):
-                _fill(record[name][i], part)
-        else:
-            record[name] = value
+        offset, size, packer, nested = fields[name]
+        many = isinstance(value, (list, tuple))
+        for i, part in enumerate(value) if many else ((0, value),):
+            at = start + offset + i * size
+            if packer is not None:
+                packer.pack_into(memory, at, part)
+            elif isinstance(part, np.void):
+                memory[at : at + size] = part.tobytes()
+            else:
+                _fill(memory, at, nested, part)

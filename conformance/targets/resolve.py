@@ -30,6 +30,11 @@ def _module_target(module: str, option: str = "") -> Callable[[str], Target]:
 BUILT_IN: dict[str, tuple[str, Callable[[str], Target] | None]] = {
     "reference": ("flamia.reference under --recipe and --profile", None),
     "cuda": ("the quantization kernels of flamia.kernels on a GPU: level 1", _module_target("cuda")),
+    "hopper": ("attention of flamia.kernels on compute capability 9.0 (H100, H200)", _module_target("hopper")),
+    **{
+        f"simulator:{chip}": (f"the kernels for {chip} on the simulator: no GPU", _module_target("simulator", chip))
+        for chip in ("sm_100a", "sm_103a")
+    },
     "torch-sdpa": ("PyTorch's scaled_dot_product_attention, document by document", _module_target("torch_attention")),
     **{
         f"torch-sdpa-{backend}": (f"the same with the {backend} backend", _module_target("torch_attention", backend))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,8 @@ from flamia.pytorch.arguments import DTYPES, check_call
 from flamia.pytorch.recipe_text import encode_recipe
 from flamia.reference.arguments import MAX_HEAD_DIM
 from flamia.reference.recipes import RECIPES, Recipe
+
+_LOG = logging.getLogger(__name__)
 
 
 def attention(
@@ -88,6 +91,7 @@ def find_kernel(recipe: str, head_dim: int, dtype: torch.dtype, causal: bool, de
 
     :raises flamia.dispatch.NoCertifiedKernel: if there is none.
     """
+    register_kernels(device)
     request = dispatch.Request(
         recipe=recipe,
         head_dim=head_dim,
@@ -97,6 +101,27 @@ def find_kernel(recipe: str, head_dim: int, dtype: torch.dtype, causal: bool, de
         capability=torch.cuda.get_device_capability(device),
     )
     return dispatch.find(request).name
+
+
+_registered: set[int] = set()
+
+
+def register_kernels(device: int | None) -> None:
+    """Enter the kernels of this release for a GPU into the table of `flamia.dispatch`, once, as far as certified."""
+    index = torch.cuda.current_device() if device is None else device
+    if index in _registered:
+        return
+    _registered.add(index)
+    if torch.cuda.get_device_capability(index) != (9, 0):
+        return
+    try:
+        from flamia.pytorch.hopper import NAME, make_kernel
+
+        if NAME not in (kernel.name for kernel, _ in dispatch.certified_kernels()):
+            dispatch.register(make_kernel(index))
+    except (dispatch.NoCertifiedKernel, ImportError, RuntimeError) as error:
+        # The call that finds no kernel says what to run; a kernel that cannot be compiled here is no kernel.
+        _LOG.info("no Hopper kernel: %s", error)
 
 
 _constant: Any = torch.compiler.assume_constant_result

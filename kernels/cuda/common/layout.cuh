@@ -27,6 +27,8 @@ enum Status {
   NUM_BACKWARD = 3,
   NUM_USED = 4,  // cu_seqlens[-1]
   LEGAL = 5,     // 1 without an error, else 0
+  TICKETS = 8,   // counters of kernels whose CTAs take items one by one, two for each; 0 before and after a launch
+  NUM_STATUS = 16,
 };
 
 // Offset in a payload tile with ROW_BYTES per row: Note [Payload tile].

@@ -1,5 +1,5 @@
-// One thin wrapper per PTX instruction of Hopper's asynchronous machinery: mbarrier, bulk copies, named barriers, wgmma;
-// the continuation of common/ptx.cuh, under the same rules. Source of each: PTX ISA 9.0, the chapter of the same name.
+// One thin wrapper per PTX instruction of Hopper's asynchronous machinery: mbarrier, bulk copies, named barriers,
+// wgmma; the continuation of common/ptx.cuh, under its rules. Source of each: PTX ISA 9.0, the chapter of that name.
 #pragma once
 
 #include "common/ptx.cuh"
@@ -153,8 +153,8 @@ __device__ __forceinline__ void wgmma_wait_group() {
 __device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
 
-// Accumulator d: FP32 64 x N, N / 2 registers. Thread t holds in d[4 i + 2 h + c] row 16 (t / 32) + t % 32 / 4 + 8 h and
-// column 8 i + 2 (t % 4) + c. Operands come as descriptors of shared memory or, a of bf16, as four registers of two
+// Accumulator d: FP32 64 x N, N / 2 registers. Thread t holds in d[4 i + 2 h + c] row 16 (t / 32) + t % 32 / 4 + 8 h
+// and column 8 i + 2 (t % 4) + c. Operands come as descriptors of shared memory or, a of bf16, as four registers of two
 // elements each in the same arrangement. `accumulate` 0 starts from zero.
 //
 // Lists of registers for the templates of the instructions: WGMMA_Dn names n of them, WGMMA_On binds them.

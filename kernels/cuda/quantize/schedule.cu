@@ -139,6 +139,7 @@ __device__ __forceinline__ void write_tiles(const ScheduleParams& p, Shared& sha
     p.tiles[tile] = {document, int32_t(start + int64_t(index) * layout::TILE), int32_t(min(left, int64_t(layout::TILE))),
                      index};
   }
+  if (threadIdx.x < layout::NUM_STATUS - layout::TICKETS) p.status[layout::TICKETS + threadIdx.x] = 0;
   if (threadIdx.x == 0) {
     p.status[layout::ERROR] = faults;
     p.status[layout::LEGAL] = faults == 0;

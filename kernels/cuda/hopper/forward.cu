@@ -1,0 +1,150 @@
+// Attention forward on Hopper: Note [Forward] of flamia.reference.forward under the profile "hopper", bit for bit.
+//
+// Note [Forward on Hopper]
+// ~~~~~~~~~~~~~~~~~~~~~~~~
+// A CTA is a producer warp, which takes work items and fetches tiles, and two consumer warpgroups of 64 rows each.
+// Per key tile, a warpgroup computes S with wgmma (E4M3 codes, or bfloat16), P in registers (hopper/softmax.cuh), and
+// adds P V to O with wgmma in bfloat16, where everything is exact (wide copies of V, Note [Wide tile]). l is one more
+// column of that product: 8 channels of ones lie behind each stage of V (Note [Slots]). In the diagonal tile, where l
+// sums P and O sums P', they are two products.
+//
+// S of the next tile and P V of this one are started together. While P V runs, P of the next tile takes the registers
+// of this one's, half by half. O is rescaled only where M grows, by exact powers of two.
+#include "hopper/forward_load.cuh"
+#include "hopper/forward_tiles.cuh"
+#include "hopper/log2.cuh"
+
+// out = fl(O / l), lse, m and l of this thread's rows.
+__device__ __forceinline__ void store_rows(const ForwardParams& p, const State& t, const Work& work, int row,
+                                           uint32_t lost) {
+  const int lane = threadIdx.x % 4;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float sum = t.o[D / 2 + 2 * h], inverse = hopper::reciprocal(sum);
+    float x[D / 4];
+    bool fast = true;
+#pragma unroll
+    for (int i = 0; i < D / 4; ++i) {
+      x[i] = t.o[i / 2 * 4 + 2 * h + i % 2];
+      fast &= hopper::divides_fast(x[i]);
+    }
+    if (!ptx::vote_any(!fast)) {
+#pragma unroll
+      for (int i = 0; i < D / 4; ++i) x[i] = hopper::divide_fast(x[i], sum, inverse);
+    } else {
+#pragma unroll
+      for (int i = 0; i < D / 4; ++i) x[i] = hopper::divide_slow(x[i], sum, inverse);
+    }
+    const bool lost_l = lost >> h & 1;
+    if (lost_l || (lost >> h & 4)) {
+#pragma unroll
+      for (int i = 0; i < D / 4; ++i) x[i] = hopper::not_a_number();
+    }
+    if (row + 8 * h >= work.rows) continue;
+    const int64_t token = int64_t(work.start) + row + 8 * h;
+    char* const out = static_cast<char*>(const_cast<void*>(p.out.data)) +
+                      (token * p.out.token_stride + work.head * p.out.head_stride) * p.element_bytes;
+#pragma unroll
+    for (int i = 0; i < D / 4; i += 2) {
+      const int column = 4 * i + 2 * lane;
+      if (p.element_bytes == 4) {
+        ptx::st_global_v2(out + 4 * column, __float_as_uint(x[i]), __float_as_uint(x[i + 1]));
+      } else {
+        const uint32_t pair = p.half ? ptx::cvt_rn_f16x2_f32(x[i + 1], x[i]) : ptx::cvt_rn_bf16x2_f32(x[i + 1], x[i]);
+        ptx::st_global_b32(out + 2 * column, pair);
+      }
+    }
+    if (lane == 0) {
+      const int64_t at = work.head * p.num_tokens + token;
+      const double natural = 0.6931471805599453 * (double(t.rows.top[h]) + hopper::log2_f64(sum));
+      p.m[at] = t.rows.top[h];
+      p.l[at] = lost_l ? hopper::not_a_number() : sum;
+      p.lse[at] = lost_l ? hopper::not_a_number() : float(natural);
+    }
+  }
+}
+
+__device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) {
+  const int group = threadIdx.x / 128 - 1;
+  const int row = 64 * group + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // of h = 0
+  QRing q;
+  KvRing k, v;
+  for (;; q.advance()) {
+    hopper::wait(ptx::shared_address(&shared.q_full[q.stage]), q.phase);
+    const Work work = shared.work[q.stage];
+    if (work.keys == 0) break;
+    if (64 * group >= work.rows) {  // no row of this warpgroup's
+      for (int j = 0; j < work.keys; ++j, k.advance(), v.advance()) {
+        hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
+        release(shared.k_empty[k.stage]);
+        hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
+        release(shared.v_empty[v.stage]);
+      }
+      release(shared.q_empty[q.stage]);
+      continue;
+    }
+
+    State t;
+    const float* const exponents = p.q_exponents + (work.head * p.max_tiles + work.tile) * layout::TILE + row;
+    const float e[2] = {exponents[0], exponents[8]};
+    const uint32_t rows = ptx::shared_address(slot(shared, Q_SLOT[0] + q.stage * (Q_SLOT[1] - Q_SLOT[0]))) +
+                          group * 64 * (ROW_BYTES < 128 ? ROW_BYTES : 128);
+    const uint32_t q_rows = uniform(rows);
+    hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
+    start_scores(t.s, shared, q_rows, uniform(k.stage));
+    uint32_t lost = 0;  // bit h: P and l of row h are NaN; bit 2 + h: O is
+    t.rows.c = p.c;
+    t.rows.lost = 0;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if (e[h] != e[h]) lost |= 1u << h;
+      t.rows.factor[h] = E4M3 && e[h] == e[h] ? formats::decode_e8m0(uint32_t(int(e[h]) + 127)) : 1.0f;
+      t.rows.scaled[h] = __fmul_rn(p.c, t.rows.factor[h]);
+      t.rows.top[h] = hopper::minus_infinity();
+    }
+    const uint32_t lost_q = lost;
+#pragma unroll
+    for (int i = 0; i < O_REGISTERS; ++i) t.o[i] = 0.0f;
+    add_tiles(t, shared, k, v, q_rows, row, work.keys, p.causal, work.slow);
+    release(shared.q_empty[q.stage]);
+    lost |= t.rows.lost;
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) lost |= ptx::shfl_bfly(lost, lanes);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      if ((work.lost & 1) || row + 8 * h >= work.first_lost_k) lost |= 1u << h;
+      if ((work.lost & 2) || row + 8 * h >= work.first_lost_v) lost |= 4u << h;
+      if (lost_q >> h & 1) t.rows.top[h] = hopper::minus_infinity();
+    }
+    store_rows(p, t, work, row, lost);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ ForwardParams p) {
+  extern __shared__ __align__(1024) uint8_t memory[];
+  Shared& shared = *reinterpret_cast<Shared*>(memory);
+  uint32_t* const ones = reinterpret_cast<uint32_t*>(slot(shared, 0));
+  for (int i = threadIdx.x; i < hopper::PANEL_BYTES / 4; i += THREADS) ones[i] = 0x3F803F80u;
+  ptx::fence_proxy_async();
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Q_STAGES; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]), 4 * GROUPS);
+    }
+    for (int i = 0; i < KV_STAGES; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]), 4 * GROUPS);
+      ptx::mbarrier_init(ptx::shared_address(&shared.v_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.v_empty[i]), 4 * GROUPS);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    ptx::setmaxnreg_dec<40>();
+    if (threadIdx.x < 32) produce(p, shared);
+  } else {
+    ptx::setmaxnreg_inc<232>();
+    consume(p, shared);
+  }
+}

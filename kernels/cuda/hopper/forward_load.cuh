@@ -1,0 +1,114 @@
+// The Hopper forward: the producer warp, which takes work items and fetches tiles.
+#pragma once
+
+#include "hopper/forward_shared.cuh"
+
+__device__ __forceinline__ void fetch(void* to, const void* from, uint32_t bytes, uint32_t barrier) {
+  ptx::cp_async_bulk_shared_global(ptx::shared_address(to), from, bytes, barrier);
+}
+
+// The keys and values of one query tile, the last one its diagonal tile if causal.
+__device__ __forceinline__ void fetch_keys(const ForwardParams& p, Shared& shared, KvRing& ring, int64_t first,
+                                           int keys) {
+  for (int j = 0; j < keys; ++j, ring.advance()) {
+    const int64_t at = first + j;
+    const uint32_t stage = ring.stage, k_full = ptx::shared_address(&shared.k_full[stage]);
+    const uint32_t v_full = ptx::shared_address(&shared.v_full[stage]);
+    hopper::wait(ptx::shared_address(&shared.k_empty[stage]), ring.phase ^ 1);
+    constexpr uint32_t FACTOR_BYTES = 4 * hopper::FACTOR_WORDS, FOLD_BYTES = 4 * hopper::FOLD_WORDS;
+    ptx::mbarrier_arrive_expect_tx(k_full, TILE_BYTES + FACTOR_BYTES);
+    fetch(slot(shared, pick(K_SLOT, stage)), p.k + at * TILE_BYTES, TILE_BYTES, k_full);
+    fetch(shared.factors[stage], p.factors + at * hopper::FACTOR_WORDS, FACTOR_BYTES, k_full);
+
+    const bool diagonal = p.causal && j == keys - 1, folded = E4M3 && diagonal;
+    const uint8_t* const v = (diagonal ? p.v1 : p.v) + at * WIDE_BYTES;
+    hopper::wait(ptx::shared_address(&shared.v_empty[stage]), ring.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(v_full, WIDE_BYTES + (folded ? FOLD_BYTES : 0));
+#pragma unroll
+    for (int i = 0; i < PANELS; ++i) {
+      uint8_t* const to = slot(shared, (PANELS - i) * pick(V_DISTANCE, stage));
+      fetch(to, v + i * hopper::PANEL_BYTES, hopper::PANEL_BYTES, v_full);
+    }
+    if (folded) fetch(shared.fold[stage], p.fold + at * hopper::FOLD_WORDS, FOLD_BYTES, v_full);
+  }
+}
+
+// What the exponents and scales of a query tile and its key tiles say. By one warp.
+__device__ __forceinline__ Work inspect(const ForwardParams& p, int head, int tile, int64_t first_key, int keys) {
+  const int lane = threadIdx.x % 32, seen = p.causal ? keys - 1 : keys;  // tiles whose tokens every row sees
+  float largest_q = -127.0f, largest_k = -127.0f;
+  bool unusual = p.c_usual == 0;
+#pragma unroll
+  for (int b = 0; b < layout::BLOCKS; ++b) {
+    const float e = p.q_exponents[(head * p.max_tiles + tile) * layout::TILE + layout::BLOCK * b + lane];
+    unusual |= E4M3 && fabsf(e) > hopper::USUAL_EXPONENT;
+    largest_q = fmaxf(largest_q, e);
+  }
+  bool lost_k = false, lost_v = false;
+  int first_lost_k = layout::TILE, first_lost_v = layout::TILE;
+  for (int j = lane; j < keys; j += 32) {
+    const float* const words = p.factors + (first_key + j) * hopper::FACTOR_WORDS + layout::TILE;
+    const auto k = *reinterpret_cast<const hopper::KeyTile*>(words);
+    unusual |= k.unusual != 0;
+    largest_k = fmaxf(largest_k, k.largest_exponent);
+    if (j < seen) {
+      lost_k |= k.first_lost_k < layout::TILE;
+      lost_v |= k.first_lost_v < layout::TILE;
+    } else {
+      first_lost_k = k.first_lost_k;
+      first_lost_v = k.first_lost_v;
+    }
+  }
+  const auto largest = [](float x) { return int(ptx::redux_max_u32(uint32_t(int(x) + 127))) - 127; };
+  const layout::Tile found = p.tiles[tile];
+  const int bound = MAX_SCORE_EXPONENT + largest(largest_q) + largest(largest_k) + p.c_exponent;
+  return {keys,
+          head,
+          tile,
+          found.start,
+          found.rows,
+          ptx::vote_any(unusual) || bound > 21,
+          (ptx::vote_any(lost_k) ? 1 : 0) | (ptx::vote_any(lost_v) ? 2 : 0),
+          int(ptx::shfl_idx(first_lost_k, (keys - 1) % 32)),
+          int(ptx::shfl_idx(first_lost_v, (keys - 1) % 32)),
+          {}};
+}
+
+// By one warp.
+__device__ __forceinline__ void produce(const ForwardParams& p, Shared& shared) {
+  const bool leader = threadIdx.x == 0;
+  QRing q;
+  KvRing kv;
+  const auto publish = [&](const Work& work) {
+    hopper::wait(ptx::shared_address(&shared.q_empty[q.stage]), q.phase ^ 1);
+    shared.work[q.stage] = work;
+    return ptx::shared_address(&shared.q_full[q.stage]);
+  };
+  const int items = p.status[layout::NUM_FORWARD];
+  for (;;) {
+    int taken = 0;
+    if (leader) taken = atomicAdd(p.ticket, 1);
+    taken = int(ptx::shfl_idx(taken, 0));
+    if (taken >= items) break;
+    const int4 item = p.items[taken];
+    const int base = p.tile_offsets[item.x], count = p.tile_offsets[item.x + 1] - base;
+    const int head = item.y, last = min(item.z + 2, count);
+    const int64_t first_key = head / p.group * p.max_tiles + base;
+    for (int index = item.z; index < last; ++index) {
+      const int tile = base + index, keys = p.causal ? index + 1 : count;
+      const Work work = inspect(p, head, tile, first_key, keys);
+      if (leader) {
+        const uint32_t full = publish(work);
+        ptx::mbarrier_arrive_expect_tx(full, TILE_BYTES);
+        fetch(slot(shared, Q_SLOT[q.stage]), p.q + (head * p.max_tiles + tile) * TILE_BYTES, TILE_BYTES, full);
+        q.advance();
+        fetch_keys(p, shared, kv, first_key, keys);
+      }
+      ptx::bar_warp_sync();
+    }
+  }
+  if (leader) {
+    ptx::mbarrier_arrive(publish({}));
+    if (atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
+  }
+}

@@ -1,0 +1,105 @@
+// The Hopper forward: its parameters, its constants, and what lies in shared memory.
+#pragma once
+
+#include "common/tokens.cuh"
+#include "hopper/softmax.cuh"
+#include "hopper/tiles.cuh"
+
+struct ForwardParams {
+  const uint8_t* q;          // (Hq, max_tiles, 128 ROW_BYTES)
+  const float* q_exponents;  // (Hq, max_tiles, 128), NaN for a lost token; of unscaled rows a bound
+  const uint8_t* k;          // (Hkv, max_tiles, 128 ROW_BYTES)
+  const float* factors;      // (Hkv, max_tiles, 132)
+  const uint8_t* v;          // (Hkv, max_tiles, 256 D), wide
+  const uint8_t* v1;         // the same for the diagonal tile
+  const float* fold;         // (Hkv, max_tiles, 256)
+  Tokens out;                // strides in elements
+  float* lse;                // (Hq, num_tokens)
+  float* m;
+  float* l;
+  const layout::Tile* tiles;
+  const int32_t* tile_offsets;
+  const int4* items;
+  const int32_t* status;
+  int32_t* ticket;  // the next item, and how many CTAs have found none; both 0 before and after a launch
+  int64_t max_tiles;
+  int64_t num_tokens;
+  float c;
+  int32_t c_exponent;  // c < 2^c_exponent
+  int32_t c_usual;     // c is 0, or at least 2^-60
+  int32_t group;
+  int32_t causal;
+  int32_t element_bytes;  // of out: 2 or 4
+  int32_t half;           // out is float16
+  int32_t unused;
+};
+static_assert(sizeof(ForwardParams) == PARAMS_BYTES, "ForwardParams must match structs.HOPPER_FORWARD");
+
+#if defined(RECIPE_IS_MXFP8)
+constexpr bool E4M3 = true;
+#elif defined(RECIPE_IS_BF16)
+constexpr bool E4M3 = false;
+#endif
+
+constexpr int D = HEAD_DIM;
+static_assert(D == 64 || D == 128, "the Hopper kernels take head_dim 64 and 128");
+constexpr int ROW_BYTES = E4M3 ? D : 2 * D;
+constexpr int TILE_BYTES = layout::TILE * ROW_BYTES;  // of Q and K
+constexpr int PANELS = D / 64;                        // of a wide tile
+constexpr int WIDE_BYTES = PANELS * hopper::PANEL_BYTES;
+constexpr int O_REGISTERS = D / 2 + 4;  // and those of l
+constexpr int HELD = hopper::Held<E4M3>::WORDS;
+
+// |acc| < 2^this times 2^eQ 2^eK: 128 products of at most 448^2, or, unscaled, of less than 1.
+constexpr int MAX_SCORE_EXPONENT = E4M3 ? 25 : 7;
+
+constexpr int GROUPS = 2;  // consumer warpgroups
+constexpr int THREADS = 128 * (GROUPS + 1);
+constexpr int Q_STAGES = 2;
+constexpr int KV_STAGES = ROW_BYTES == 256 ? 2 : 3;
+
+// ---- shared memory ---------------------------------------------------------------------------------------------
+//
+// Note [Slots]
+// ~~~~~~~~~~~~
+// Shared memory is cut into slots of 16 KB, one panel of a wide tile each, counted downward from the panel of ones,
+// slot 0. wgmma finds the panels of V at equal distances, so that with a distance of L slots, other for each stage, V
+// lies in slots 2 L and L (one panel: L) and the ones, for all stages, in slot 0. K and Q take what is left.
+constexpr int V_DISTANCE[3] = {1, KV_STAGES == 3 && D == 64 ? 2 : 3, D == 64 ? 3 : 4};
+// Of two panels, that with the lower address.
+constexpr int K_SLOT[3] = {D == 64 ? 4 : 5, D == 64 ? 5 : KV_STAGES == 3 ? 7 : 8, D == 64 ? 6 : 9};
+constexpr int Q_SLOT[2] = {D == 64 ? 7 : 10, D == 64 ? 8 : KV_STAGES == 3 ? 11 : 12};
+constexpr int SLOTS = Q_SLOT[1] + 1;
+
+// What the consumers need to know of a query tile.
+struct alignas(16) Work {
+  int32_t keys;  // key tiles; 0: no more work
+  int32_t head;
+  int32_t tile;  // in the tile table
+  int32_t start, rows;  // its tokens
+  int32_t slow;   // Note [Usual and unusual exponents]
+  int32_t lost;   // all rows see a lost token of K (bit 0), of V (bit 1)
+  int32_t first_lost_k, first_lost_v;  // in the diagonal tile
+  int32_t unused[3];
+};
+
+struct alignas(1024) Shared {
+  uint8_t slots[SLOTS][hopper::PANEL_BYTES];
+  float factors[KV_STAGES][hopper::FACTOR_WORDS];
+  float fold[KV_STAGES][hopper::FOLD_WORDS];
+  Work work[Q_STAGES];
+  uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
+  uint64_t k_full[KV_STAGES], k_empty[KV_STAGES];
+  uint64_t v_full[KV_STAGES], v_empty[KV_STAGES];
+};
+extern "C" __constant__ const int attention_forward_shared_bytes = sizeof(Shared);
+static_assert(sizeof(Shared) <= 227 * 1024, "a CTA has 227 KB of shared memory");
+
+__device__ __forceinline__ uint8_t* slot(Shared& shared, int i) { return shared.slots[SLOTS - 1 - i]; }
+// `values[stage]` of a table, without memory.
+__device__ __forceinline__ int pick(const int (&values)[3], uint32_t stage) {
+  return stage == 0 ? values[0] : stage == 1 ? values[1] : values[2];
+}
+
+using KvRing = hopper::Ring<KV_STAGES>;
+using QRing = hopper::Ring<Q_STAGES>;

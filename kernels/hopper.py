@@ -1,0 +1,282 @@
+"""Attention on Hopper: the forward, from tensors to out, LSE and what the backward needs.
+
+The bits of out, LSE, m and l are those of `flamia.reference.attention_forward` under the profile ``hopper``. Nothing
+waits for the device, and every shape follows from the shapes of the arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from flamia.kernels import structs
+from flamia.kernels.launch import launch
+from flamia.kernels.quantize import QuantizedInputs, quantize_qkv
+from flamia.kernels.registry import HOPPER_FORWARD, HOPPER_OPERANDS, HOPPER_PACK
+from flamia.kernels.schedule import TICKETS, DeviceSchedule, build_schedule
+from flamia.kernels.tensors import TILE, check_tokens, padding_struct, pointer, tokens_struct
+
+HEAD_DIMS = (64, 128)
+RECIPES = ("mxfp8", "bf16")
+FACTOR_WORDS = TILE + 4
+FOLD_WORDS = 2 * TILE
+LARGEST_SCALE = float(np.finfo(np.float32).max) / 2
+USUAL_CONSTANT = 2.0**-60
+"""Softmax constants below this one, but 0, take the kernel's slow path."""
+
+
+@dataclass(frozen=True)
+class Widen:
+    """One tensor for `make_operands`: ``payload (H, max_tiles, 128 D)`` to ``wide (H, max_tiles, 256 D)``, uint8.
+
+    :param scales: the channel scale tiles that decode the payload; None: its codes as they are.
+    """
+
+    payload: Any
+    wide: Any
+    scales: Any = None
+
+
+@dataclass(frozen=True)
+class WideTiles:
+    """A tensor in bfloat16 tiles, Note [Wide tile] of ``hopper/tiles.cuh``.
+
+    :param wide: uint8 ``(H, max_tiles, 256 D)``.
+    :param exponents: float32 ``(H, max_tiles, 128)``: NaN for a token that is not finite, else a bound of its elements.
+    """
+
+    wide: Any
+    exponents: Any
+
+
+@dataclass(frozen=True)
+class PackedInputs:
+    """The operands of an unscaled recipe."""
+
+    q: WideTiles
+    k: WideTiles
+    v: WideTiles
+
+
+@dataclass(frozen=True)
+class KeyOperands:
+    """What the forward reads of k and v beside the quantizer's tiles. See the notes of ``hopper/operands.cu``.
+
+    :param factors: float32 ``(Hkv, max_tiles, 132)``.
+    :param v: uint8 ``(Hkv, max_tiles, 256 D)``, bfloat16 tiles of V32, decoded.
+    :param v1: the same of V1, codes, for the diagonal tile; v itself if nothing is folded.
+    :param fold: float32 ``(Hkv, max_tiles, 256)``; None if nothing is folded.
+    """
+
+    factors: Any
+    v: Any
+    v1: Any
+    fold: Any
+
+
+@dataclass(frozen=True)
+class HopperForward:
+    """Result of `attention_forward`.
+
+    :param out: ``(T, Hq, D)``, dtype of q.
+    :param lse: float32 ``(Hq, T)``, natural logarithm; ``m`` and ``l`` as in `flamia.reference.Forward`.
+    """
+
+    out: Any
+    lse: Any
+    m: Any
+    l: Any  # noqa: E741
+    inputs: QuantizedInputs | PackedInputs
+    schedule: DeviceSchedule
+
+
+def softmax_constant(softmax_scale: float) -> np.float32:
+    """``c = fl(softmax_scale * log2 e)``: the product in float64, rounded once."""
+    return np.float32(softmax_scale * math.log2(math.e))
+
+
+def make_operands(
+    jobs: Sequence[Widen], schedule: DeviceSchedule, head_dim: int, keys: dict[str, Any] | None = None
+) -> None:
+    """Widen up to four tensors in one launch.
+
+    :param keys: also write factor tiles: ``k_exponents`` and ``v_scales`` (or ``v_exponents``, of an unscaled recipe),
+        where ``factors`` and ``fold`` go, tensors by the names of `structs.HOPPER_OPERANDS`.
+    """
+    fields = {} if keys is None else keys
+    kv_heads = 0 if keys is None else keys["k_exponents"].shape[0]
+    heads = sum(job.payload.shape[0] for job in jobs)
+    params = structs.fill(
+        structs.HOPPER_OPERANDS,
+        {
+            "jobs": [
+                {
+                    "payload": pointer(job.payload),
+                    "scales": pointer(job.scales),
+                    "wide": pointer(job.wide),
+                    "heads": job.payload.shape[0],
+                }
+                for job in jobs
+            ],
+            **{name: pointer(x) for name, x in fields.items()},
+            "tiles": pointer(schedule.tiles),
+            "status": pointer(schedule.status),
+            "max_tiles": schedule.max_tiles,
+            "kv_heads": kv_heads,
+            "total_heads": heads,
+        },
+    )
+    at_most = schedule.max_tiles * (heads + kv_heads)
+    launch(HOPPER_OPERANDS.unit(dim=head_dim), "make_operands", params, schedule.status.device, at_most=at_most)
+
+
+def make_key_operands(inputs: QuantizedInputs | PackedInputs, schedule: DeviceSchedule, head_dim: int) -> KeyOperands:
+    """The operands of k and v."""
+    import torch
+
+    k = inputs.k.exponents
+    heads, tiles = k.shape[:2]
+    factors = torch.empty((heads, tiles, FACTOR_WORDS), dtype=torch.float32, device=k.device)
+    keys = {"k_exponents": k, "factors": factors}
+    if isinstance(inputs, PackedInputs):
+        make_operands([], schedule, head_dim, keys | {"v_exponents": inputs.v.exponents})
+        return KeyOperands(factors, inputs.v.wide, inputs.v.wide, None)
+
+    def wide() -> Any:
+        return torch.empty((heads, tiles, 2 * TILE * head_dim), dtype=torch.uint8, device=k.device)
+
+    v, v1, fold = wide(), None, None
+    jobs = [Widen(inputs.v.payload, v, inputs.v.scales)]
+    if inputs.v1 is not None:
+        v1, fold = wide(), torch.empty((heads, tiles, FOLD_WORDS), dtype=torch.float32, device=k.device)
+        jobs.append(Widen(inputs.v1.payload, v1))
+    marks = inputs.v if inputs.v1 is None else inputs.v1
+    make_operands(jobs, schedule, head_dim, keys | {"v_scales": marks.scales, "fold": fold})
+    return KeyOperands(factors, v, v if v1 is None else v1, fold)
+
+
+def pack_qkv(
+    q: Any, k: Any, v: Any, schedule: DeviceSchedule, *, out: Any = None, rows: Sequence[tuple[Any, float]] = ()
+) -> PackedInputs:
+    """q, k and v as bfloat16 tiles in one launch; arguments as of `flamia.kernels.quantize.quantize_qkv`."""
+    import torch
+
+    element = check_tokens("q", q, schedule.num_q_heads)
+    for name, x in (("k", k), ("v", v)):
+        check_tokens(name, x, schedule.num_kv_heads, like=q)
+    tiles, dim = schedule.max_tiles, q.shape[2]
+    packed = [
+        WideTiles(
+            torch.empty((x.shape[1], tiles, 2 * TILE * dim), dtype=torch.uint8, device=q.device),
+            torch.empty((x.shape[1], tiles, TILE), dtype=torch.float32, device=q.device),
+        )
+        for x in (q, k, v)
+    ]
+    heads = sum(x.shape[1] for x in (q, k, v))
+    params = structs.fill(
+        structs.HOPPER_PACK,
+        {
+            "jobs": [
+                {
+                    "source": tokens_struct(x),
+                    "wide": pointer(to.wide),
+                    "exponents": pointer(to.exponents),
+                    "heads": x.shape[1],
+                }
+                for x, to in zip((q, k, v), packed, strict=True)
+            ],
+            "padding": padding_struct(schedule.num_tokens, (out,), tuple(rows)),
+            "tiles": pointer(schedule.tiles),
+            "status": pointer(schedule.status),
+            "max_tiles": tiles,
+            "total_heads": heads,
+        },
+    )
+    launch(HOPPER_PACK.unit(element=element, dim=dim), "pack_tokens", params, q.device, at_most=tiles * heads)
+    return PackedInputs(*packed)
+
+
+def attention_forward(
+    q: Any,
+    k: Any,
+    v: Any,
+    cu_seqlens: Any,
+    *,
+    recipe: str = "mxfp8",
+    causal: bool = True,
+    softmax_scale: float | None = None,
+    backward: bool = True,
+) -> HopperForward:
+    """Attention of packed documents.
+
+    :param q: ``(T, Hq, D)`` bfloat16, float16 or float32 CUDA tensor, D 64 or 128, any token and head stride.
+    :param k: ``(T, Hkv, D)``, dtype and device of q; ``v`` likewise.
+    :param cu_seqlens: int32 or int64 CUDA tensor ``(documents + 1,)``; its content is checked on the device, see
+        `DeviceSchedule.check`.
+    :param recipe: one of `RECIPES`.
+    :param softmax_scale: finite and >= 0; default ``1 / sqrt(D)``.
+    :param backward: whether the schedule shall have the backward's items.
+    :raises TypeError, ValueError: naming the argument.
+    """
+    import torch
+
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe must be one of {RECIPES} on Hopper, got {recipe!r}")
+    check_tokens("q", q)
+    if q.shape[2] not in HEAD_DIMS:
+        raise ValueError(f"q must have a head_dim of {HEAD_DIMS} on Hopper, got {q.shape[2]}")
+    scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
+    if not 0 <= scale <= LARGEST_SCALE:
+        raise ValueError(f"softmax_scale must be from 0 to {LARGEST_SCALE:.4g}, got {scale}")
+    schedule = build_schedule(cu_seqlens, q.shape[0], q.shape[1], k.shape[1], causal, backward)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    shape = (q.shape[1], q.shape[0])
+    lse, m, l = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(3))  # noqa: E741
+    prepare: Any = quantize_qkv if recipe == "mxfp8" else pack_qkv
+    inputs = prepare(q, k, v, schedule, out=out, rows=((lse, -math.inf), (m, -math.inf), (l, 0.0)))
+    result = HopperForward(out, lse, m, l, inputs, schedule)
+    _launch_forward(result, make_key_operands(inputs, schedule, q.shape[2]), recipe, scale)
+    return result
+
+
+def _launch_forward(f: HopperForward, keys: KeyOperands, recipe: str, softmax_scale: float) -> None:
+    x = f.inputs
+    q, k = (x.q.wide, x.k.wide) if isinstance(x, PackedInputs) else (x.q.payload, x.k.payload)
+    c = softmax_constant(softmax_scale)
+    schedule, dim = f.schedule, f.out.shape[2]
+    params = structs.fill(
+        structs.HOPPER_FORWARD,
+        {
+            "q": pointer(q),
+            "q_exponents": pointer(x.q.exponents),
+            "k": pointer(k),
+            "factors": pointer(keys.factors),
+            "v": pointer(keys.v),
+            "v1": pointer(keys.v1),
+            "fold": pointer(keys.fold),
+            "out": tokens_struct(f.out),
+            "lse": pointer(f.lse),
+            "m": pointer(f.m),
+            "l": pointer(f.l),
+            "tiles": pointer(schedule.tiles),
+            "tile_offsets": pointer(schedule.tile_offsets),
+            "items": pointer(schedule.forward),
+            "status": pointer(schedule.status),
+            "ticket": pointer(schedule.status) + 4 * TICKETS,
+            "max_tiles": schedule.max_tiles,
+            "num_tokens": schedule.num_tokens,
+            "c": c,
+            "c_exponent": math.frexp(float(c))[1] if c else -200,
+            "c_usual": bool(c == 0 or c >= USUAL_CONSTANT),
+            "group": schedule.num_q_heads // schedule.num_kv_heads,
+            "causal": schedule.causal,
+            "element_bytes": f.out.element_size(),
+            "half": str(f.out.dtype) == "torch.float16",
+        },
+    )
+    unit = HOPPER_FORWARD.unit(recipe=recipe, dim=dim)
+    launch(unit, "attention_forward", params, f.out.device, at_most=schedule.forward.shape[0])
