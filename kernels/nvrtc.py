@@ -37,7 +37,7 @@ class Compiled:
     """What one compilation gives.
 
     :param ptx: PTX text, without the terminating zero.
-    :param cubin: ELF image of the machine code.
+    :param cubin: ELF image of the machine code; empty where only PTX was asked for.
     :param log: the compiler's and the assembler's messages.
     """
 
@@ -61,13 +61,20 @@ class Nvrtc:
     architectures: tuple[int, ...]
 
     def compile(
-        self, name: str, source: str, headers: Mapping[str, str], target: Target, options: Sequence[str] = ()
+        self,
+        name: str,
+        source: str,
+        headers: Mapping[str, str],
+        target: Target,
+        options: Sequence[str] = (),
+        ptx_only: bool = False,
     ) -> Compiled:
         """Compile one translation unit. Safe to call from several threads at once.
 
         :param name: file name for messages.
         :param headers: text by the name in ``#include "name"``; nothing else can be included.
         :param options: further options of NVRTC.
+        :param ptx_only: the same PTX without machine code, in half the time.
         :raises CompileError: with NVRTC's log.
         """
         major, minor = target.compute_capability
@@ -84,13 +91,15 @@ class Nvrtc:
         )
         self._check(created, "nvrtcCreateProgram")
         try:
-            flags = [f"--gpu-architecture={target.name}", *options]
+            architecture = target.name.replace("sm_", "compute_") if ptx_only else target.name
+            flags = [f"--gpu-architecture={architecture}", *options]
             array = (ctypes.c_char_p * len(flags))(*(f.encode() for f in flags))
             result = self.library.nvrtcCompileProgram(program, len(flags), array)
             log = self._fetch(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
             if result:
                 raise CompileError(f"NVRTC could not compile {name} for {target.name}:\n{log or self._say(result)}")
-            return Compiled(self._fetch(program, "PTX").rstrip(b"\0"), self._fetch(program, "CUBIN"), log)
+            cubin = b"" if ptx_only else self._fetch(program, "CUBIN")
+            return Compiled(self._fetch(program, "PTX").rstrip(b"\0"), cubin, log)
         finally:
             self.library.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -26,7 +26,7 @@ def compile_ptx(
 
     :raises flamia.kernels.nvrtc.CompileError: with the compiler's log.
     """
-    return load_nvrtc().compile(name, source, dict(headers), target, (*OPTIONS, *options)).ptx.decode()
+    return load_nvrtc().compile(name, source, dict(headers), target, (*OPTIONS, *options), ptx_only=True).ptx.decode()
 
 
 @dataclass

@@ -14,10 +14,7 @@ from flamia.reference.documents import TILE, iter_documents
 from flamia.reference.formats import E4M3, encode
 from flamia.reference.forward import Forward, attention_forward
 
-CASES = {
-    "two documents, GQA": {"lengths": (0, 160, 33), "heads": (2, 1)},
-    "full": {"lengths": (130, 31), "heads": (1, 1), "causal": False},
-}
+DTYPES = {"bfloat16": bfloat16, "float32": np.float32}
 
 
 def draw(
@@ -75,23 +72,51 @@ def _first_tiles(result: Forward) -> list[int]:
     return [sum(tiles[:i]) for i in range(len(tiles))]
 
 
+def grow(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Scores that grow from key tile to key tile by some ten octaves, so that maxima run and O is rescaled."""
+    position = np.arange(len(inputs["k"])) // TILE
+    factor = (1 + 24 * position).astype(np.float32)[:, None, None]
+    return {**inputs, "q": np.abs(inputs["q"]), "k": (np.abs(inputs["k"]) * factor / 8).astype(inputs["k"].dtype)}
+
+
 @lru_cache(maxsize=32)
-def _expected(recipe: str, dim: int, lengths: tuple[int, ...], heads: tuple[int, int], causal: bool, seed: int) -> Any:
-    inputs = draw(lengths, heads, dim, seed)
+def _expected(
+    recipe: str,
+    dim: int,
+    lengths: tuple[int, ...],
+    heads: tuple[int, int],
+    causal: bool,
+    seed: int,
+    growing: bool,
+    dtype: str,
+) -> tuple[Expected, Operands]:
+    inputs = draw(lengths, heads, dim, seed, DTYPES[dtype])
+    if growing:
+        inputs = grow(inputs)
     return Expected(inputs, recipe, causal, None), Operands.of(**inputs, recipe=recipe, causal=causal)
 
 
-def check(
+def run(
     build: Build,
     lengths: tuple[int, ...] = (160, 33),
     heads: tuple[int, int] = (2, 1),
     causal: bool = True,
     draws: int = 0,
+    growing: bool = False,
+    dtype: str = "bfloat16",
     **options: Any,
-) -> Attention:
-    """Run normal inputs and compare."""
-    expected, operands = _expected(build.recipe, build.dim, lengths, heads, causal, draws)
+) -> tuple[Attention, str | None]:
+    """Run normal inputs: what came out, and the first coordinate that differs from the reference.
+
+    :param draws: seed of the inputs. :param growing: see `grow`. :param options: of `run_forward`.
+    """
+    expected, operands = _expected(build.recipe, build.dim, lengths, heads, causal, draws, growing, dtype)
     got = run_forward(build, operands, **options)
-    wrong = expected.mismatch(got)
+    return got, expected.mismatch(got)
+
+
+def check(build: Build, *args: Any, **options: Any) -> Attention:
+    """`run`, which must give the reference's bits."""
+    got, wrong = run(build, *args, **options)
     assert wrong is None, wrong
     return got

@@ -1,10 +1,17 @@
 """The Blackwell forward on the simulator gives the reference's bits: out, m, l, LSE, and every tile of P."""
 
+import os
+
+import numpy as np
 import pytest
 
-from flamia.conformance.simulator.attention import Build
+from flamia.conformance.simulator.attention import Build, Operands, run_forward
+from flamia.conformance.simulator.machine.faults import Fault
 from flamia.kernels.targets import SM_100A, SM_103A
-from tests.blackwell.forward import check
+from tests.blackwell.forward import Expected, check, draw
+
+THOROUGH = os.environ.get("FLAMIA_THOROUGH", "") == "1"
+SEEDS = 50 if THOROUGH else 6
 
 BUILDS = [
     Build(recipe=recipe, dim=dim, target=target)
@@ -15,6 +22,8 @@ BUILDS = [
         ("nvfp4_fp8", 64, SM_100A),
     )
 ]
+RELIANCE = "multiply.cuh"
+"""The only file whose instructions rely on an order that PTX does not promise."""
 
 
 def name(build: Build) -> str:
@@ -24,7 +33,27 @@ def name(build: Build) -> str:
 @pytest.mark.parametrize("build", BUILDS, ids=name)
 def test_two_documents_with_grouped_heads(build: Build) -> None:
     got = check(build, (130, 33), (2, 1), seed=1)
-    assert not got.report.unpromised
+    if build.dim == 128:
+        assert not got.report.unpromised
+    else:  # Note [P under the next scores]
+        assert all(text.count(RELIANCE) == 2 for text in got.report.unpromised)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_random_timings_give_the_same_bits(seed: int) -> None:
+    """50 with ``FLAMIA_THOROUGH=1``."""
+    check(BUILDS[seed % 4], (130, 33), (2, 1), seed=100 + seed, ctas=1 + seed % 3)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_strict_build_relies_on_nothing_and_gives_the_same_bits(dim: int) -> None:
+    build = Build(dim=dim, strict=1)
+    check(build, (130, 33), (2, 1), seed=2, strict=True)
+
+
+def test_the_default_build_relies_on_what_the_note_says() -> None:
+    with pytest.raises(Fault, match="without a wait between them"):
+        check(Build(dim=64), (300,), (1, 1), strict=True)
 
 
 def test_full_attention() -> None:
@@ -33,3 +62,39 @@ def test_full_attention() -> None:
 
 def test_documents_of_every_awkward_length() -> None:
     check(BUILDS[3], (0, 1, 31, 0, 33, 127, 128, 129), (1, 1), ctas=3)
+
+
+@pytest.mark.parametrize("growing", [False, True])
+def test_three_key_tiles(growing: bool) -> None:
+    """With maxima that grow by many octaves, O is rescaled; otherwise hardly ever."""
+    check(BUILDS[1], (300,), (1, 1), growing=growing)
+
+
+@pytest.mark.parametrize("dtype", ["float32"])
+def test_output_in_float32(dtype: str) -> None:
+    check(BUILDS[1], (40,), (1, 1), dtype=dtype)
+
+
+def test_a_lost_token_reaches_the_rows_that_see_it_and_no_others() -> None:
+    inputs = draw((150, 33), (2, 1), 64, seed=3)
+    inputs["k"][140, 0, 3] = np.nan
+    inputs["v"][155, 0, 0] = np.inf
+    inputs["q"][7, 1, 5] = np.nan
+    expected = Expected(inputs, "mxfp8", True, None)
+    got = run_forward(Build(dim=64), Operands.of(**inputs, recipe="mxfp8", causal=True))
+    assert expected.mismatch(got) is None
+    lost = np.isnan(got.out.astype(np.float32)).any(axis=2)
+    assert lost[7].tolist() == [False, True] and lost[140:150].all() and lost[155:].all()
+    assert lost.sum() == 1 + 2 * (10 + 28)
+
+
+def test_extreme_scores_take_the_slow_path_and_keep_the_contract() -> None:
+    inputs = draw((140,), (1, 1), 64, seed=4)
+    inputs["q"][:40] *= 2.0**20
+    inputs["k"][60] *= 2.0**30
+    inputs["v"][:30] *= 2.0**-100
+    for scale in (None, 0.0, 2.0**-120):
+        expected = Expected(inputs, "mxfp8", True, scale)
+        operands = Operands.of(**inputs, recipe="mxfp8", causal=True, softmax_scale=scale)
+        wrong = expected.mismatch(run_forward(Build(dim=64), operands))
+        assert wrong is None, wrong

@@ -133,27 +133,36 @@ __device__ __forceinline__ void round_row(uint32_t to, const float (&s)[128], fl
 
 // ---- slow rows -------------------------------------------------------------------------------------------------
 
-// ceil(c S) for any S.
+constexpr float LARGEST = 3.40282346638528859812e38f;
+
+// c S in FP32 where that is an integer: it saturates, but an infinite score gives NaN.
+__device__ __forceinline__ float large_product(float s, float c) {
+  const float x = __fmul_rn(c, s);
+  if (!(fabsf(x) > LARGEST)) return x;
+  return fabsf(s) > LARGEST ? not_a_number() : copysignf(LARGEST, x);
+}
+
+// ceil(c S) for any S; 0 is +0, and -inf, which no visible score is, stays.
 __device__ __forceinline__ float ceil_any(float s, float c) {
-  return fabsf(__fmul_rz(c, s)) < LARGE ? ceilf(__fmul_ru(c, s)) : __fmul_rn(c, s);
+  if (s == minus_infinity()) return s;
+  return __fadd_rn(fabsf(__fmul_rz(c, s)) < LARGE ? ceilf(__fmul_ru(c, s)) : large_product(s, c), 0.0f);
 }
 
 // The code of P for any visible S.
 __device__ __forceinline__ uint32_t round_any(float s, float c, float top) {
-  const float raised = fmaxf(s, -3.40282346638528859812e38f);
-  float r = __fmul_rn(c, raised), f = 0.0f;
-  if (fabsf(__fmul_rz(c, raised)) < LARGE) {
-    r = floorf(__fmul_rd(c, raised));
-    f = __fmaf_rn(c, raised, -r);
+  float r = large_product(s, c), f = 0.0f;
+  if (fabsf(__fmul_rz(c, s)) < LARGE) {
+    r = floorf(__fmul_rd(c, s));
+    f = __fmaf_rn(c, s, -r);
   }
   const float exponent = __fadd_rn(__fsub_rn(r, top), 8.0f);
-  if (s != s || exponent != exponent) return P_NAN;
+  if (exponent != exponent) return P_NAN;
   const float p = ptx::unpack_f32x2(exp2_mantissa(ptx::pack_f32x2(f, f))).x;
   const uint32_t shift = uint32_t(int(fminf(fmaxf(exponent, -126.0f), 8.0f))) << 23;
   return ptx::cvt_rn_satfinite_e4m3x2_f32(0.0f, __uint_as_float(__float_as_uint(p) + shift));
 }
 
-// The scores in columns 4 i .. 4 i + 3 of `from`.
+// The scores in columns 4 i .. 4 i + 3 of `from`; -inf counts as the lowest number.
 __device__ __forceinline__ void reload(float (&s)[4], uint32_t from, int i, float factor) {
   uint32_t words[4];
   ptx::tcgen05_ld_x4(words, from + 4 * i);
@@ -162,13 +171,14 @@ __device__ __forceinline__ void reload(float (&s)[4], uint32_t from, int i, floa
   for (int j = 0; j < 4; ++j) {
     s[j] = __uint_as_float(words[j]);
     if (factor != 1.0f) s[j] = __fmul_rn(s[j], factor);
+    s[j] = s[j] < -LARGEST ? -LARGEST : s[j];
   }
 }
 
 // From the scores at `from` to P at the same place, whose word i takes the place of a score that has been read; returns
-// top, NaN for a row without a number.
+// top. A row without a number has NaN, or -inf if keys are hidden from it: those count as -inf.
 __device__ __forceinline__ float round_slow(uint32_t from, int last, const Constants& g) {
-  float largest = not_a_number();
+  float largest = last < 127 ? minus_infinity() : not_a_number();
   for (int i = 0; i < 32; ++i) {
     float s[4];
     reload(s, from, i, g.score_factor);

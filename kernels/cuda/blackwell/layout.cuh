@@ -59,7 +59,7 @@ static_assert(SOFTMAX_REGISTERS % 8 == 0 && EPILOGUE_REGISTERS % 8 == 0 && OTHER
 //
 //   S_i   128 i ..            128  scores; then, from its first column:
 //           0 ..  31               P, four E4M3 codes to a word
-//          32 ..  39               l, an accumulator of N = 8 columns of which only L_COLUMN is used
+//          32 ..  39               l, an accumulator of N = 8 columns of which only one is used (head_dim 128)
 //          40 ..  43               the constant scale 2^0, of the ones and of V1
 //          44 ..  47               scales of P                       (the row's, the same for its four blocks)
 //          48 ..  51               scales of V32
@@ -67,25 +67,33 @@ static_assert(SOFTMAX_REGISTERS % 8 == 0 && EPILOGUE_REGISTERS % 8 == 0 && OTHER
 //          80 .. 111               P' of the diagonal tile
 //         112 .. 115               scales of P'
 //   O_i   256 + D i ..         D  output
+//   l_i   256 + 2 D + 8 i ..   8  the same l, with head_dim 64, where there is room
 //
 // The scores of tile i need their scales while S_i is written, so those are parked in S_{1-i}, whose scores must have
-// been read. l waits in a register while S_i is written: softmax stores it with P and reads it back (Note [Row sum]).
+// been read. With head_dim 128 l waits in a register while S_i is written: Note [Row sum].
 constexpr uint32_t COLUMNS = 512;
 constexpr uint32_t S_COLUMNS = layout::TILE;
 constexpr uint32_t P_COLUMN = 0, P_COLUMNS = layout::TILE / 4;
-constexpr uint32_t L_FIRST = 32, L_COLUMNS = 8, L_COLUMN = 36;
+constexpr uint32_t L_COLUMNS = 8, L_IN_S = 32;
 constexpr uint32_t ONE_SCALE_COLUMN = 40, P_SCALE_COLUMN = 44, V_SCALE_COLUMN = 48;
 constexpr uint32_t Q_SCALE_COLUMN = 64, K_SCALE_COLUMN = Q_SCALE_COLUMN + 4 * SCORE_SCALE_TILES;
 constexpr uint32_t FOLDED_COLUMN = 80, FOLDED_SCALE_COLUMN = FOLDED_COLUMN + P_COLUMNS;
 constexpr uint32_t O_COLUMN = QUERY_TILES * S_COLUMNS;
+constexpr uint32_t L_RESIDENT_COLUMN = O_COLUMN + QUERY_TILES * D;
+// Whether l has columns of its own.
+constexpr bool L_RESIDENT = L_RESIDENT_COLUMN + QUERY_TILES * L_COLUMNS <= COLUMNS;
 static_assert(O_COLUMN + QUERY_TILES * D <= COLUMNS, "S and O of both query tiles must fit the 512 columns");
-static_assert(P_COLUMN + P_COLUMNS <= L_FIRST && L_FIRST + L_COLUMNS <= ONE_SCALE_COLUMN, "P, l and scales must not overlap");
-static_assert(L_COLUMN >= L_FIRST && L_COLUMN + 4 == ONE_SCALE_COLUMN, "l and the constant scales leave in one store of 8 columns");
+static_assert(P_COLUMN + P_COLUMNS <= L_IN_S && L_IN_S + L_COLUMNS == ONE_SCALE_COLUMN,
+              "P and l must not overlap, and l and the constant scales leave in one store of 8 columns");
 static_assert(ONE_SCALE_COLUMN + 4 <= P_SCALE_COLUMN && P_SCALE_COLUMN + 4 <= V_SCALE_COLUMN &&
                   V_SCALE_COLUMN + 4 <= Q_SCALE_COLUMN,
               "scale tables are 4 columns each");
 static_assert(K_SCALE_COLUMN + 4 * SCORE_SCALE_TILES <= FOLDED_COLUMN && FOLDED_SCALE_COLUMN + 4 <= S_COLUMNS,
               "what is parked in S must fit its 128 columns");
+
+// First column of query tile i's l, from the base of tensor memory; the one that is used is the fifth.
+__device__ __forceinline__ uint32_t l_column(int i) { return L_RESIDENT ? L_RESIDENT_COLUMN + i * L_COLUMNS : i * S_COLUMNS + L_IN_S; }
+constexpr uint32_t L_USED = 4;
 
 // Lane 32 w of a column, where warp w of a warpgroup reaches tensor memory.
 __device__ __forceinline__ uint32_t lanes_of_warp(int w) { return uint32_t(w) << 21; }

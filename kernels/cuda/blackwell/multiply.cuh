@@ -6,6 +6,13 @@
 
 namespace blackwell {
 
+// Note [P under the next scores]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+// With head_dim 64, S_i of the next key tile is issued right behind O_i += P V and l_i += P 1, whose P and scales it
+// overwrites. Operations of one thread on one tensor core are executed in the order of issue, and every published kernel
+// relies on that; but PTX 9.0 (9.7.16.6.2) promises it for products of the same accumulator only. A STRICT build waits.
+// This is the only such reliance; with head_dim 128 there is none, because l must be read first.
+
 struct Multiplier {
   Shared& shared;
   uint32_t tensor;
@@ -22,7 +29,11 @@ struct Multiplier {
   __device__ __forceinline__ void scores(int i, bool first, bool last, bool starts, bool ends) {
     if (first) wait(shared.k_full[k.stage], k.phase);
     if (starts) wait(shared.q_full[i], taken[i] & 1);
-    wait(shared.l_read[i], scored[i] & 1 ^ 1);              // S_i is free: so is all that was parked in it
+    if constexpr (!L_RESIDENT) {
+      wait(shared.l_read[i], scored[i] & 1 ^ 1);  // l is no longer in S_i
+    } else if constexpr (WAIT_ALWAYS) {
+      wait(shared.pv_done[i], scored[i] & 1 ^ 1);  // otherwise Note [P under the next scores]
+    }
     wait(shared.s_read[1 - i], scored[1 - i] & 1 ^ 1);  // the scores in S_{1-i} have been read: scales may be parked there
     ptx::tcgen05_fence_after_thread_sync();
     const uint32_t scales_q = s_column(1 - i) + Q_SCALE_COLUMN, scales_k = s_column(1 - i) + K_SCALE_COLUMN;
@@ -79,8 +90,9 @@ struct Multiplier {
     }
 #pragma unroll
     for (int step = 0; step < VALUE_STEPS; ++step) {
-      ptx::tcgen05_mma_mxf8f6f4_ts(s + L_FIRST, s + P_COLUMN + 8 * step, ones + (step * STEP_BYTES >> 4),
-                                   SUM_INSTRUCTION | scale_ids(step), s + P_SCALE_COLUMN, s + ONE_SCALE_COLUMN, 1);
+      ptx::tcgen05_mma_mxf8f6f4_ts(tensor + l_column(i), s + P_COLUMN + 8 * step, ones + (step * STEP_BYTES >> 4),
+                                   SUM_INSTRUCTION | scale_ids(step), s + P_SCALE_COLUMN, s + ONE_SCALE_COLUMN,
+                                   !L_RESIDENT || !starts || step > 0);
     }
     ptx::tcgen05_commit(at(&shared.pv_done[i]));
     if (last) {

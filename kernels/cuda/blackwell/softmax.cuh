@@ -11,9 +11,9 @@ namespace blackwell {
 // Note [Row sum]
 // ~~~~~~~~~~~~~~
 // l += P 1 is a product of its own, with 8 columns of ones, so that it has the bits of the contract and costs the
-// softmax warps no addition. Tensor memory has no room for an accumulator that outlives S (Note [Tensor memory map]),
-// so between two tiles l lies in a register of the row's thread: stored beside P, read back when the product is done.
-// That wait orders more than l: it is what lets the thread rescale O, and the multiplying warp overwrite S.
+// softmax warps no addition. With head_dim 128 tensor memory has no room for an accumulator that outlives S (Note [Tensor
+// memory map]): between two tiles l lies in a register of the row's thread, is stored beside P, and read back when the
+// product is done; only then may S be overwritten.
 //
 // Note [Reference exponent]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -29,7 +29,7 @@ namespace blackwell {
 // one of the two is from then on rescaled whenever M grows, as the contract says: factors below 2^-126 are 0.
 constexpr float SLACK = 24.0f, REACH = 104.0f, MAX_V_EXPONENT = 48.0f;
 
-// A row while the key tiles pass. m: M; r: R; l: in units of 2^R.
+// A row while the key tiles pass. m: M; r: R; l: in units of 2^R, where it is not resident.
 struct Row {
   float m = __uint_as_float(0xFF800000u);
   float r = __uint_as_float(0xFF800000u);
@@ -42,6 +42,14 @@ __device__ __forceinline__ float reach_of(uint32_t bytes, float top) {
   const uint32_t a = bytes & 0xFF, b = bytes >> 8 & 0xFF, c = bytes >> 16 & 0xFF, d = bytes >> 24;
   const float least = float(int(min(min(a, b), min(c, d))) - 127), most = float(int(max(max(a, b), max(c, d))) - 127);
   return most > MAX_V_EXPONENT ? minus_infinity() : __fadd_rn(top, least);
+}
+
+// The number at `from`.
+__device__ __forceinline__ float load_float(uint32_t from) {
+  uint32_t x = ptx::tcgen05_ld_x1(from);
+  ptx::tcgen05_wait_ld();
+  ptx::keep(x);  // not as a float before the wait
+  return __uint_as_float(x);
 }
 
 // O of this thread's row times two powers, one after the other.
@@ -58,8 +66,9 @@ __device__ __forceinline__ void rescale(uint32_t o, float first, float second) {
   ptx::tcgen05_wait_st();
 }
 
-// M takes in m of a tile, and R follows if it must. `started`: O holds something. Returns m_t - M.
-__device__ __forceinline__ float take_top(Row& row, float top, uint32_t v_bytes, uint32_t o, bool started) {
+// M takes in m of a tile, and R follows if it must. `started`: O, and l where it is resident, hold something. Returns
+// m_t - M.
+__device__ __forceinline__ float take_top(Row& row, float top, uint32_t v_bytes, uint32_t o, uint32_t l, bool started) {
   const float before = row.m, after = fmaxf(before, top);
   row.m = after;
   row.reach = fminf(row.reach, reach_of(v_bytes, top));
@@ -74,8 +83,15 @@ __device__ __forceinline__ float take_top(Row& row, float top, uint32_t v_bytes,
       second = fresh ? 1.0f : step < -126.0f ? 0.0f : exp2_integer(step);
       row.r = after;
     }
-    row.l = __fmul_rn(__fmul_rn(row.l, first), second);
-    if (started) rescale(o, first, second);
+    if (started) {
+      if constexpr (L_RESIDENT) {
+        const float sum = load_float(l);
+        ptx::tcgen05_st_x1(l, __float_as_uint(__fmul_rn(__fmul_rn(sum, first), second)));
+      } else {
+        row.l = __fmul_rn(__fmul_rn(row.l, first), second);
+      }
+      rescale(o, first, second);
+    }
   }
   return __fsub_rn(top, after);
 }
@@ -205,6 +221,7 @@ __device__ __forceinline__ void softmax_tile(const ForwardParams& p, Shared& sha
                                              uint32_t& tiles_seen) {
   const int w = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = threadIdx.x % 128;
   const uint32_t s = tensor + lanes_of_warp(w) + i * S_COLUMNS, o = tensor + lanes_of_warp(w) + O_COLUMN + i * D;
+  const uint32_t l = tensor + lanes_of_warp(w) + l_column(i) + L_USED;
   const Constants g = {p.c, p.inverse_c, p.score_factor, p.usual != 0};
   const int keys = i == 0 ? work.keys[0] : work.keys[1];
   uint32_t folded_exponents = 0;
@@ -216,6 +233,7 @@ __device__ __forceinline__ void softmax_tile(const ForwardParams& p, Shared& sha
     const uint32_t v_bytes =
         diagonal ? 0 : ptx::ld_global_nc_b32(p.v_scales + int64_t(work.key_slot + j) * SCALES);
     wait(shared.s_full[i], parity);
+    if (L_RESIDENT && j > 0) wait(shared.pv_done[i], parity ^ 1);  // done before S was, but its arrival may lag behind
     ptx::tcgen05_fence_after_thread_sync();
     const int last = !last_tile ? 127 : p.causal ? row : work.last_rows - 1;
     const float top = round_tile(shared.s_read[i], s, last, g);
@@ -226,15 +244,15 @@ __device__ __forceinline__ void softmax_tile(const ForwardParams& p, Shared& sha
 #pragma unroll
       for (int b = 1; b < layout::BLOCKS; ++b) seen |= (b > w ? folded_exponents & 0xFF : 0) << 8 * b;
     }
-    const float below = take_top(state, top, diagonal ? seen : v_bytes, o, j > 0), above = __fsub_rn(top, state.r);
+    const float below = take_top(state, top, diagonal ? seen : v_bytes, o, l, j > 0), above = __fsub_rn(top, state.r);
     const bool dead = __fsub_rn(below, 8.0f) < -127.0f;
     if (ptx::vote_any(dead)) {
       ptx::tcgen05_wait_st();
       drop(s + P_COLUMN, dead);
     }
-    const uint32_t l = __float_as_uint(state.l), one = 0x7F7F7F7Fu;
-    const uint32_t beside[8] = {l, l, l, l, one, one, one, one};
-    ptx::tcgen05_st_x8(s + L_COLUMN, beside);
+    const uint32_t sum = __float_as_uint(state.l), one = 0x7F7F7F7Fu;
+    const uint32_t beside[8] = {sum, sum, sum, sum, one, one, one, one};
+    ptx::tcgen05_st_x8(s + L_IN_S + L_USED, beside);
     const uint32_t byte = scale_byte(__fsub_rn(above, 8.0f));
     *reinterpret_cast<uint32_t*>(shared.p_scales[i] + 16 * lane + 4 * w) = byte * 0x01010101u;
     if (diagonal) {
@@ -248,13 +266,12 @@ __device__ __forceinline__ void softmax_tile(const ForwardParams& p, Shared& sha
     ptx::tcgen05_wait_st();
     arrive_warp_tensor(shared.p_ready[i]);
 
-    wait(shared.pv_done[i], parity);
-    ptx::tcgen05_fence_after_thread_sync();
-    uint32_t sum = ptx::tcgen05_ld_x1(s + L_COLUMN);
-    ptx::tcgen05_wait_ld();
-    ptx::keep(sum);  // not as a float before the wait
-    state.l = __uint_as_float(sum);
-    arrive_warp_tensor(shared.l_read[i]);
+    if (!L_RESIDENT || last_tile) {
+      wait(shared.pv_done[i], parity);
+      ptx::tcgen05_fence_after_thread_sync();
+      state.l = load_float(l);
+      if constexpr (!L_RESIDENT) arrive_warp_tensor(shared.l_read[i]);
+    }
   }
   const float apart = state.m == minus_infinity() ? 0.0f : __fsub_rn(state.r, state.m);
   shared.rows[i][row] = {state.l, __fmul_rn(state.l, exp2_integer(apart)), state.m};
