@@ -92,8 +92,8 @@ def test_f32_fma_rounds_once(mode, ftz):
 
 
 def test_fma_where_float64_would_round_twice():
-    """(1 + 2^-23)(1 - 2^-23) is 2^-46 less than 1. A float64 sum with something much larger loses that, lies on a tie of
-    FP32 and goes to the even neighbour above; the right result is the odd one below. Once normal, once subnormal."""
+    """(1 + 2^-23)(1 - 2^-23) is 2^-46 less than 1. A float64 sum with something much larger loses that, lies on a tie
+    of FP32 and goes to the even neighbour above; the right result is the odd one below. Once normal, once subnormal."""
     a = [0x3F800001, 0x1A000001]  # (1 + 2^-23) and that times 2^-75
     b = [0x337FFFFE, 0x19FFFFFE]  # (1 - 2^-23) times 2^-24 and times 2^-75
     c = [0x3F800001, 0x007FFFFF]
