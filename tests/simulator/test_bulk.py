@@ -278,8 +278,14 @@ FAULTS = {
         af.Unobserved,
         EXPECT.format(32) + f"{LOAD} [%r3], [%rd100], 16, [%r2];\n{LOAD} [%r3], [%rd100], 16, [%r2];\n",
     ),
-    "the CTA ends before its load": (af.UnterminatedCopy, EXPECT.format(16) + f"{LOAD} [%r3], [%rd100], 16, [%r2];\n"),
-    "the CTA ends before its store has read": (
+    "no wait for the load": (af.UnterminatedCopy, EXPECT.format(16) + f"{LOAD} [%r3], [%rd100], 16, [%r2];\n"),
+    "a wait that leaves the store": (
+        af.UnterminatedCopy,
+        EXPECT.format(16)
+        + f"{LOAD} [%r3], [%rd100], 16, [%r2];\n{W}\n{STORE} [%rd100], [%r3], 16;\n{COMMIT}"
+        + WAIT.replace("0", "1"),
+    ),
+    "no wait for the store": (
         af.UnterminatedCopy,
         EXPECT.format(16) + f"{LOAD} [%r3], [%rd100], 16, [%r2];\n{W}\n{STORE} [%rd100], [%r3], 16;\n{COMMIT}",
     ),
@@ -287,7 +293,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(4))
 def test_faults(name, seed):
     kind, body = FAULTS[name]
     with pytest.raises(faults.Fault) as caught:

@@ -23,7 +23,7 @@ class Unobserved(Fault):
 
 
 class UnterminatedCopy(LeftBehind):
-    """A CTA ended while a bulk copy was still using its shared memory."""
+    """A CTA ended, and nothing waited for a bulk copy that uses its shared memory."""
 
 
 class RegisterInFlight(Fault):

@@ -32,14 +32,14 @@ class Mbarrier:
     """One object.
 
     :param address: in shared::cluster; ``number``: among the mbarriers of the cluster.
-    :param phase: complete phases so far.
+    :param phase: complete phases so far; ``observed``: how many of them some warp has waited for.
     :param ready: knowledge handed to those who see the last complete phase; ``arriving``: of arrivals in this one.
     """
 
     def __init__(self, address: int, number: int, expected: int, warp: Warp) -> None:
         self.address, self.number, self.expected = address, number, expected
         self.machine = warp.machine
-        self.pending, self.tx, self.phase = expected, 0, 0
+        self.pending, self.tx, self.phase, self.observed = expected, 0, 0, 0
         self.ready: Knowledge | None = None
         self.arriving: Knowledge | None = None
         self.waiting: dict[Warp, int] = {}
@@ -115,6 +115,7 @@ class Mbarrier:
     def observe(self, warp: Warp) -> None:
         """A warp saw that the last phase is complete."""
         self.waiting.pop(warp, None)
+        self.observed = self.phase
         warp.order.acquire(self.ready)
         clock = warp.order.asynchronous
         entry = clock.mbarrier_entry(self.number)

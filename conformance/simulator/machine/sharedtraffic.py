@@ -11,6 +11,7 @@ timing; generic accesses are tested by the states of `memory.Space`, which cover
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,13 +27,11 @@ if TYPE_CHECKING:
 
 
 _BYTES = np.arange(16)
+_MANY = 256
 
 
 class SharedTraffic:
-    """Asynchronous use of the shared memory of one CTA.
-
-    :param open: copies that still use it, by an identity, with a description.
-    """
+    """Asynchronous use of the shared memory of one CTA."""
 
     def __init__(self, cta: Cta) -> None:
         self.space: Space = cta.shared
@@ -41,7 +40,7 @@ class SharedTraffic:
         self._filled_phase = np.zeros(granules, np.int64)
         self._read_by = np.full(granules, -1, np.int32)
         self._read_number = np.zeros(granules, np.int64)
-        self.open: dict[object, str] = {}
+        self._copies: list[tuple[Callable[[], bool], str]] = []
         self._cta = cta
         cta.at_end(self._check_end)
 
@@ -134,10 +133,16 @@ class SharedTraffic:
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
+    def watch(self, is_over: Callable[[], bool], what: str) -> None:
+        """A bulk copy uses the memory until ``is_over`` says that somebody waited for it, whenever it is done."""
+        if len(self._copies) > _MANY:
+            self._copies = [copy for copy in self._copies if not copy[0]()]
+        self._copies.append((is_over, what))
+
     def _check_end(self) -> None:
-        if self.open:
-            what = sorted(self.open.values())
-            raise asyncfaults.UnterminatedCopy(f"{self._cta} ended while {what[0]} still used its shared memory")
+        for is_over, what in self._copies:
+            if not is_over():
+                raise asyncfaults.UnterminatedCopy(f"{self._cta} ended, and nothing waited for {what}")
 
 
 def copy_state(source: Space, at: Any, target: Space, to: Any) -> None:

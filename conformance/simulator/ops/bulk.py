@@ -162,15 +162,13 @@ def land(
 ) -> None:
     """Schedule what a copy into shared memory does when it arrives: move, and announce on its mbarrier."""
     traffic = cta.unit(SharedTraffic)
-    key = object()
-    traffic.open[key] = what
     phase = barrier.phase
+    traffic.watch(lambda: barrier.observed > phase, what)
 
     def complete() -> None:
         move()
         for space, token in tokens:
             space.complete(token)
-        del traffic.open[key]
         if barrier.phase != phase:
             raise asyncfaults.ExpectTxMismatch(
                 f"{what}: its {size} bytes belong to phase {phase} of {barrier}, which completed without them",
@@ -296,8 +294,7 @@ def send(
         memory.check_range(into, writes=True)
     operation = BulkOperation()
     warp.unit(BulkGroups).add(lane, operation)
-    key = object()
-    traffic.open[key] = what
+    traffic.watch(lambda: operation.waited, what)
     held = np.empty(0, np.uint8)
 
     def read() -> None:
@@ -305,7 +302,6 @@ def send(
         held = cta.shared.data[where].copy()
         copy_state(cta.shared, where, memory, into)
         cta.shared.complete(reading)
-        del traffic.open[key]
         operation.read = True
         later(site, warp, f"{cta} copy engine", write, what, ordered=False)
 

@@ -17,10 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class BulkOperation:
-    """One copy out of shared memory: whether its source has been read, and its destination written."""
+    """One copy out of shared memory.
+
+    :param read: whether its source has been read; ``done``: whether its destination has been written.
+    :param waited: whether a ``wait_group`` of the thread covered it; until then it counts as using its source.
+    """
 
     read: bool = False
     done: bool = False
+    waited: bool = False
 
 
 class BulkGroups:
@@ -37,16 +42,23 @@ class BulkGroups:
     def commit(self, lane: int) -> None:
         """Everything so far becomes a group, an empty one if there is nothing."""
         groups = self._groups[lane]
-        while groups and all(o.done for o in groups[0]):
+        while groups and all(o.done and o.waited for o in groups[0]):
             groups.pop(0)
         groups.append(self._open[lane])
         self._open[lane] = []
 
     def is_complete(self, lane: int, most: int, reads_only: bool) -> bool:
         """Whether all groups but the ``most`` latest are complete, or have read their sources."""
+        return all(o.done or (reads_only and o.read) for o in self._covered(lane, most))
+
+    def wait(self, lane: int, most: int) -> None:
+        """A wait for these returned."""
+        for operation in self._covered(lane, most):
+            operation.waited = True
+
+    def _covered(self, lane: int, most: int) -> list[BulkOperation]:
         groups = self._groups[lane]
-        older = groups[: max(0, len(groups) - most)]
-        return all(o.done or (reads_only and o.read) for group in older for o in group)
+        return [o for group in groups[: max(0, len(groups) - most)] for o in group]
 
 
 @op("cp.async.bulk.commit_group", control=True)
@@ -77,6 +89,13 @@ def compile_wait(site: Site) -> Run:
         def ready() -> bool:
             return all(groups.is_complete(lane, most, reads_only) for lane in lanes)
 
-        return None if ready() else Blocked(f"bulk groups of threads, at most {most} left", ready)
+        def finish() -> None:
+            for lane in lanes:
+                groups.wait(lane, most)
+
+        if not ready():
+            return Blocked(f"bulk groups of threads, at most {most} left", ready, finish)
+        finish()
+        return None
 
     return run
