@@ -10,7 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from flamia.bench.gpu_command import attention as attention_command
+
 app = typer.Typer(add_completion=False, no_args_is_help=True)
+app.command("attention")(attention_command)
 
 ROWS = {
     "attention": "forward and backward beside PyTorch",
@@ -45,6 +48,11 @@ def reference(
     for name in rows:
         if name not in ROWS:
             raise typer.BadParameter(f"row must be one of {list(ROWS)}, got {name!r}")
+    if json_file is not None:
+        try:
+            json_file.touch()
+        except OSError as error:
+            raise typer.BadParameter(f"json cannot be written: {error}") from error
     console = Console()
     results: dict[str, Any] = {}
     columns = (TextColumn("{task.description:<40}"), BarColumn(), TimeElapsedColumn())
@@ -87,7 +95,7 @@ def table(results: dict[str, Any]) -> Any:
         grid.add_column(name, justify=justify)  # type: ignore[arg-type]
     for what, measured, goal, met in lines(results):
         verdict = Text("") if met is None else Text("yes", "green") if met else Text("no", "red")
-        grid.add_row(what, measured, goal, verdict)
+        grid.add_row(Text(what), Text(measured), Text(goal), verdict)
     return grid
 
 

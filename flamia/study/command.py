@@ -39,7 +39,9 @@ def study(
 
     Prints tables, and writes plots and study.json. Without options it takes less than a minute.
     """
+    import numpy as np
     from rich.console import Console
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from flamia.reference.arguments import check_forward
@@ -60,13 +62,14 @@ def study(
         for r in recipes:
             check_forward(q, k, v, [0], r, True, None, machine)
         out.mkdir(parents=True, exist_ok=True)
+        (out / "study.json").touch()
     except (ValueError, TypeError, OSError) as error:
         raise typer.BadParameter(str(error)) from error
 
     console = Console()
     q_heads, kv_heads = data.head_counts
     console.print(
-        f"[bold]{data.source}[/]: {data.cu_seqlens[-1]} tokens in {len(data.lengths)} documents "
+        f"[bold]{escape(data.source)}[/]: {data.cu_seqlens[-1]} tokens in {len(data.lengths)} documents "
         f"({', '.join(map(str, data.lengths))}), {q_heads} query heads, {kv_heads} KV heads, "
         f"head_dim {data.q.shape[2]}, {data.q.dtype.name}; profile {machine.name}, seed {seed}."
     )
@@ -83,7 +86,8 @@ def study(
             task = bars.add_task(description, total=steps)
             return lambda: bars.advance(task)
 
-        result = run.run_study(data, recipes, machine, seed=seed, progress=progress)
+        with np.errstate(all="ignore"):  # what is not finite is reported as such
+            result = run.run_study(data, recipes, machine, seed=seed, progress=progress)
         step = progress("plots", 1)
         written = plots.draw_all(result, out)
         step()

@@ -61,9 +61,9 @@ class Consistency:
     dk_sum: float = 0.0
 
     @property
-    def share_equal(self) -> float:
-        """Of all compared entries."""
-        return self.equal / self.compared if self.compared else 1.0
+    def share_equal(self) -> float | None:
+        """Of all compared entries; None where there are none."""
+        return self.equal / self.compared if self.compared else None
 
     @property
     def share_equal_normal(self) -> float | None:
@@ -95,7 +95,8 @@ def measure_consistency(sample: Sample, recipe: Recipe, profile: Profile) -> Con
 
     result = Consistency(recipe.name, int(sample.cu_seqlens[-1]))
     total = differing = 0.0
-    for l, codes_f, p_f, codes_b, p_b in _probabilities(forward, ahead, back):  # noqa: E741
+    active: NDArray[np.bool_] = np.not_equal(sample.dout, 0).any(axis=-1).T  # the backward has no P in other rows
+    for l, codes_f, p_f, codes_b, p_b in _probabilities(forward, ahead, back, active):  # noqa: E741
         seen = (p_f != 0) | (p_b != 0)
         if recipe.normalize == "p":
             equal = np.abs(p_b - p_f / l) <= 2.0**-20 * np.abs(p_b)
@@ -117,7 +118,9 @@ def measure_consistency(sample: Sample, recipe: Recipe, profile: Profile) -> Con
     return result
 
 
-def _probabilities(forward: Forward, ahead: _Tiles, back: _Tiles) -> Iterator[tuple[Any, ...]]:
+def _probabilities(
+    forward: Forward, ahead: _Tiles, back: _Tiles, active: NDArray[np.bool_]
+) -> Iterator[tuple[Any, ...]]:
     """For each tile: l, and for both passes the E4M3 element and P as the pass used it, ``[heads, keys, queries]``.
 
     P is in units of 2^m, and divided by l in the backward of a recipe that normalises P.
@@ -132,7 +135,7 @@ def _probabilities(forward: Forward, ahead: _Tiles, back: _Tiles) -> Iterator[tu
         heads = slice(key[1], key[1] + codes_f.shape[0])
         m, l = (x[heads, None, tokens].astype(np.float64) for x in (forward.m, forward.l))  # noqa: E741
         top = ahead.kept["p_top"][key][:, None, :rows].astype(np.float64)
-        codes_f = codes_f[..., :rows]
+        codes_f = codes_f[..., :rows] * active[heads, None, tokens]
         with np.errstate(invalid="ignore"):
             p_f = np.where(codes_f == 0, 0.0, codes_f * np.exp2(top - m - recipe.p_exponent))
         p_b = back.kept["p"][key][..., :rows].astype(np.float64)

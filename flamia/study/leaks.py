@@ -89,6 +89,7 @@ class Leaks:
     recipe: str
     tokens: int
     positions: list[int]
+    testable: bool
     leaking: dict[str, list[int]] = field(default_factory=lambda: {change: [] for change in CHANGES})
     largest: dict[str, float] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
@@ -107,8 +108,8 @@ class Leaks:
 
     @property
     def safe(self) -> bool:
-        """No bit moved, neither after a later token's change nor after a neighbour's."""
-        return not any(self.leaking.values()) and not self.neighbours
+        """No bit moved, neither after a later token's change nor after a neighbour's, and all could have."""
+        return self.testable and not any(self.leaking.values()) and not self.neighbours
 
 
 def positions(tokens: int) -> list[int]:
@@ -129,10 +130,12 @@ class Subject:
         self.tokens = rows.stop - rows.start
         rng = np.random.default_rng(seed)
         self.noise = {
-            name: rng.standard_normal(x.shape, np.float32) * x.astype(np.float32).std() for name, x in self.x.items()
+            name: rng.standard_normal(x.shape, np.float32) * (x.astype(np.float64).std() or 1.0)
+            for name, x in self.x.items()
         }
         self.forward = attention_forward(*self._qkv(self.x), [0, self.tokens], recipe=recipe, profile=profile)
         whole = self._results(self.forward, self.x["dout"], self.tokens)
+        self.finite = all(np.isfinite(x.astype(np.float32)).all() for x in whole.values())
         self.row_size = {name: _row_norms(x.astype(np.float64)) for name, x in whole.items()}
         self.row_size = {name: np.sqrt(np.mean(x**2)) for name, x in self.row_size.items()}
 
@@ -160,7 +163,8 @@ class Subject:
 
     def replacement(self, name: str, change: str) -> NDArray[Any]:
         """Other values for all tokens of a tensor."""
-        other: NDArray[Any] = (self.noise[name] * np.float32(CHANGES[change])).astype(self.x[name].dtype)
+        with np.errstate(over="ignore"):
+            other: NDArray[Any] = (self.noise[name] * np.float32(CHANGES[change])).astype(self.x[name].dtype)
         return other
 
     def _compare(self, before: Results, after: Results) -> dict[str, Movement]:
@@ -205,7 +209,7 @@ def leak_test(
     :param advance: called once per position.
     """
     subject = Subject(sample, recipe, profile, seed)
-    result = Leaks(recipe.name, subject.tokens, positions(subject.tokens))
+    result = Leaks(recipe.name, subject.tokens, positions(subject.tokens), subject.finite)
     result.map = np.full((len(result.positions), subject.tokens), np.nan)
     result.lost_map = np.zeros(result.map.shape, bool)
     for row, (t, by_change) in enumerate(_every_position(subject, result.positions)):

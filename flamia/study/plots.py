@@ -182,6 +182,8 @@ def _colors(study: Study) -> list[str]:
 def _verdict(leaks: Leaks) -> str:
     if leaks.safe:
         return "no leak"
+    if not any(leaks.leaking.values()):
+        return "leaks between documents" if leaks.neighbours else "not testable"
     return "leaks" if leaks.nearest is not None else "leaks NaN"
 
 

@@ -73,7 +73,7 @@ def leak_table(study: Study) -> Table:
         f"t: how many of the t leak if tokens are replaced by normal numbers of the same size, times 2^20, by NaN (one "
         f"head, {tokens} tokens, t takes every residue modulo 32). Change: of the worst row of out, over the RMS row. "
         "Distance: from rows of out that moved (without NaN) to the first replaced token. Pack: does replacing another "
-        "document move any?",
+        "document move any? Not finite: results of the unchanged tokens are not, so that nothing can be said.",
         *("recipe", *(f"t:\n{change}" for change in CHANGES)),
         *("\noutputs", "\nchange", "\ndistance", "\npack"),
     )
@@ -82,7 +82,7 @@ def leak_table(study: Study) -> Table:
         table.add_row(
             leaks.recipe,
             *(_share(len(ts), len(leaks.positions)) for ts in leaks.leaking.values()),
-            Text(" ".join(moved) or "none", BAD if moved else GOOD),
+            Text(" ".join(moved) or ("none" if leaks.testable else "not finite"), GOOD if leaks.safe else BAD),
             _change(leaks),
             "-" if leaks.nearest is None else f"{leaks.nearest}..{leaks.farthest}",
             Text("yes", BAD) if leaks.neighbours else Text("no", GOOD),
@@ -100,7 +100,7 @@ def first_leak_table(study: Study) -> Table:
     for leaks in study.leaks:
         first = leaks.first
         if first is None:
-            table.add_row(leaks.recipe, Text("none", GOOD))
+            table.add_row(leaks.recipe, Text("none" if leaks.testable else "-", GOOD if leaks.testable else ""))
             continue
         channel = "" if first.output == "lse" else f",{first.channel}"
         where = f"{first.output}[{first.document},{first.token},{first.head}{channel}]"
@@ -142,7 +142,8 @@ def consistency_table(study: Study) -> Table:
             text = Text("-")
         else:
             text = Text(_percent(normal), GOOD if normal == 1 else BAD)
-        row = (_percent(c.share_equal), text, f"{c.difference:.1e}", f"{c.ds_rows:.1e}", f"{c.dk_sum:.1e}")
+        share = "-" if c.share_equal is None else _percent(c.share_equal)
+        row = (share, text, f"{c.difference:.1e}", f"{c.ds_rows:.1e}", f"{c.dk_sum:.1e}")
         table.add_row(c.recipe, *row)
     return table
 

@@ -120,6 +120,7 @@ def as_json(study: Study) -> dict[str, Any]:
             "errors": {"geometric_mean": e.mean, "per_head": e.per_head},
             "leaks": {
                 "safe": leak.safe,
+                "testable": leak.testable,
                 "tokens": leak.tokens,
                 "positions": leak.positions,
                 "share": leak.share,

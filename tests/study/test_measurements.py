@@ -133,3 +133,13 @@ def test_dynamic_range_of_known_exponents() -> None:
     found = dynamic_range.measure_dynamic_range(sample.from_arrays(given, "x"))[0]
     assert found.tensor == "q" and len(found.exponents) == 63
     assert sorted(set(found.exponents)) == [-5, -3, 0] and np.bincount(found.below_block).tolist() == [62, 0, 0, 1]
+
+
+def test_what_cannot_be_tested_is_not_called_safe() -> None:
+    small = sample.load().first_tokens(40)
+    large = {name: getattr(small, name).astype(np.float32) * np.float32(1e37) for name in "qkv"}
+    huge = dataclasses.replace(small, **large, dout=small.dout.astype(np.float32))
+    found = leaks.leak_test(huge, RECIPES["cudnn_mxfp8"], IDEAL)
+    assert not found.testable and not found.safe
+    still = dataclasses.replace(small, dout=np.zeros_like(small.dout))
+    assert consistency.measure_consistency(still, RECIPES["mxfp8"], IDEAL).share_equal is None
