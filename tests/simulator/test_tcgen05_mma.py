@@ -145,6 +145,16 @@ def test_a_from_tensor_memory():
         assert np.array_equal(out.view(np.float32), want.astype(np.float32))
 
 
+@pytest.mark.parametrize("use", ["fill", "use", "lastuse", "discard"])
+def test_collector_buffers_are_hints(use):
+    image = tensor_image(SIZE)
+    ones = np.ones((128, 32), ml_dtypes.float8_e4m3fn)
+    da = shared_operand(image, ones, ones.view(np.uint8), A_AT, 6, False, 1)
+    db = shared_operand(image, ones[:16], ones[:16].view(np.uint8), B_AT, 6, False, 1)
+    work = mma(f"cta_group::1.kind::f8f6f4.collector::a::{use}", "%r20", da, db, 1 << 4 | 2 << 17 | 8 << 24, False)
+    assert (tensor_kernel(work, image, 16).view(np.float32) == 32).all()
+
+
 def test_a_of_16_bits_from_tensor_memory():
     rng = np.random.default_rng(6)
     image = tensor_image(SIZE)
