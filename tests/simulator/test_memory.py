@@ -5,6 +5,7 @@ import pytest
 
 from flamia.conformance.simulator import DeviceMemory, PtxError, Uninitialised
 from flamia.conformance.simulator.machine import faults
+from flamia.conformance.simulator.machine.order import Order
 from tests.simulator.kernels import module, run
 
 LANE = "mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 4; add.u64 %rd2, %rd100, %rd1;"
@@ -190,6 +191,19 @@ def test_uninitialised_buffers():
     with pytest.raises(faults.UnwrittenRead):
         run(f"{LANE} ld.global.u32 %r2, [%rd2];", [Uninitialised(128)], parameters=["u64"])
     run(f"{LANE} st.global.u32 [%rd2], %r1; ld.global.u32 %r2, [%rd2];", [Uninitialised(128)], parameters=["u64"])
+
+
+def test_knowledge_covers_what_came_before_the_release():
+    """Note [Proxy order]: who acquires a release and then fences makes earlier writes visible, and no later ones."""
+    writer, reader = Order((0, 2)), Order((1, 2))
+    before = writer.tag
+    knowledge = writer.release()
+    after = writer.tag
+    reader.acquire(knowledge)
+    tags = np.array([0, before, after], np.uint32)
+    assert reader.unfenced(tags).tolist() == [False, True, True]
+    reader.proxy_fence()
+    assert reader.unfenced(tags).tolist() == [False, False, True]
 
 
 def test_masked_lanes_are_not_checked():

@@ -23,7 +23,7 @@ NAN32 = np.uint32(0x7FFFFFFF)
 
 _ZEROS = np.zeros(64, np.float32)
 _LOW29, _TIE29 = np.int64(0x1FFFFFFF), np.int64(0x10000000)
-_EXPONENT = np.uint32(0x7F800000)
+_EXPONENT, _MAGNITUDE, _SMALLEST = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF), np.uint32(0x00800000)
 _NONE = bytes(64)
 
 
@@ -104,9 +104,10 @@ def fma(a: Row, b: Row, c: Row, mode: str = "rn") -> Row:
     if mode == "rn":
         total = product + c.astype(np.float64)
         result = total.astype(np.float32)
-        # Rounding twice goes wrong only where the float64 sum lies on a tie of float32, or the result is subnormal.
+        # Rounding twice goes wrong only where the float64 sum lies on a tie of float32, or the result is subnormal or
+        # the smallest normal number, to which a subnormal one may have been rounded.
         tie = (total.view(np.int64) & _LOW29) == _TIE29
-        small = (result.view(np.uint32) & _EXPONENT) == 0
+        small = (result.view(np.uint32) & _MAGNITUDE) <= _SMALLEST
         np.logical_or(tie, small, out=tie)
         if tie.tobytes() in (NO_LANES, _NONE):
             return result
