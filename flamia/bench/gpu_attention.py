@@ -1,0 +1,287 @@
+"""Attention on a GPU: FLAMIA's kernels, quantization included, beside PyTorch's own, in one run.
+
+Note [Timing on a GPU]
+~~~~~~~~~~~~~~~~~~~~~~
+Every contestant is captured in a CUDA graph that works through several sets of inputs, together larger than twice the
+L2 cache, so that neither launch overhead nor a warm cache is measured. The number is the median of the replays between
+two CUDA events, divided by the sets. ``forward`` and ``total`` (forward and backward) are measured, and the backward is
+their difference. Inputs are standard normal bfloat16 numbers. A baseline gets its tensors in the layout that it likes
+best, and key heads repeated beforehand where it cannot share them; dense kernels take part where all documents have one
+length.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import signature
+from itertools import accumulate
+from typing import Any
+
+REPLAYS = 15
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One call: lengths of the documents, heads and head dimension."""
+
+    name: str
+    lengths: tuple[int, ...]
+    q_heads: int = 16
+    kv_heads: int = 16
+    head_dim: int = 128
+    causal: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return sum(self.lengths)
+
+    @property
+    def dense(self) -> bool:
+        """Whether all documents have one length."""
+        return len(set(self.lengths)) == 1
+
+    @property
+    def flops(self) -> float:
+        """Multiplications and additions of the forward's two products."""
+        pairs = sum(n * (n + 1) / 2 if self.causal else n * n for n in self.lengths)
+        return 4.0 * pairs * self.q_heads * self.head_dim
+
+    def __str__(self) -> str:
+        mask = "causal" if self.causal else "full"
+        return f"{self.name}: T={self.tokens}, {self.q_heads}/{self.kv_heads} heads, D={self.head_dim}, {mask}"
+
+
+@dataclass
+class Timing:
+    """Microseconds by contestant; why others could not take part."""
+
+    workload: Workload
+    forward: dict[str, float] = field(default_factory=dict)
+    total: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def ratio(self, which: str) -> float | None:
+        """Time of the fastest baseline over that of ``flamia``, of ``forward`` or ``total``; more is better."""
+        times = getattr(self, which)
+        others = [t for name, t in times.items() if not name.startswith("flamia")]
+        return min(others) / times["flamia"] if others and "flamia" in times else None
+
+
+def log_normal_lengths(total: int, median: float, spread: float, seed: int = 0) -> tuple[int, ...]:
+    """Lengths of documents as they come from code or the web, the last one cut so that they sum to ``total``."""
+    import numpy as np
+
+    rng, lengths, left = np.random.default_rng(seed), [], total
+    while left:
+        lengths.append(min(left, max(1, int(rng.lognormal(np.log(median), spread)))))
+        left -= lengths[-1]
+    return tuple(lengths)
+
+
+def workloads() -> dict[str, Workload]:
+    """Every workload by name."""
+    found = [
+        *(Workload(f"dense-{n // 1024}k", (n,) * max(1, 16384 // n)) for n in (4096, 8192, 16384, 32768)),
+        Workload("dense-8k-gqa", (8192,) * 2, 32, 8),
+        Workload("dense-8k-d64", (8192,) * 2, head_dim=64),
+        Workload("dense-8k-full", (8192,), causal=False),
+        Workload("packed-4k", (4096,) * 8),
+        Workload("packed-code", log_normal_lengths(32768, 600, 1.2)),
+        Workload("packed-web", log_normal_lengths(32768, 350, 1.0, 1), 32, 8),
+        Workload("packed-long-short", (32768, *(200 + 13 * i % 600 for i in range(64)))),
+        Workload("packed-300", (300,) * 109),
+    ]
+    return {w.name: w for w in found}
+
+
+Call = Callable[[int], Any]
+"""``call(i)`` works on the i-th set of inputs."""
+
+
+def measure(workload: Workload, backward: bool = True, advance: Callable[[str], None] = lambda name: None) -> Timing:
+    """Time every contestant on one workload.
+
+    :param backward: measure ``total`` too.
+    :param advance: called with the name of each contestant before its turn.
+    """
+    import torch
+
+    timing, sets = Timing(workload), _draw(workload)
+    cu = torch.tensor([0, *accumulate(workload.lengths)], dtype=torch.int32, device="cuda")
+    for name, make in CONTESTANTS.items():
+        advance(name)
+        try:
+            forward, total = make(workload, sets, cu)
+            timing.forward[name] = time_graph(forward, len(sets))
+            if backward and total is not None:
+                timing.total[name] = time_graph(total, len(sets))
+        except Exception as error:  # a contestant that cannot take part is named in the table
+            timing.missing[name] = str(error).splitlines()[0][:120]
+            torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    return timing
+
+
+def time_graph(call: Call, sets: int) -> float:
+    """Microseconds of one call: Note [Timing on a GPU]."""
+    torch: Any = import_module("torch")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for i in range(sets):
+            call(i)
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call(i) for i in range(sets)]
+    times = []
+    for replay in range(REPLAYS + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if replay >= 2:
+            times.append(start.elapsed_time(end))
+    del kept
+    return float(statistics.median(times)) * 1e3 / sets
+
+
+def _draw(w: Workload) -> list[tuple[Any, Any, Any, Any]]:
+    """Sets of q, k, v and dout."""
+    import torch
+
+    heads = (w.q_heads, w.kv_heads, w.kv_heads, w.q_heads)
+    size = 2 * w.tokens * w.head_dim * sum(heads)
+    count = max(2, -(-2 * torch.cuda.get_device_properties(0).L2_cache_size // size))
+
+    def draw(n: int) -> Any:
+        return torch.randn(w.tokens, n, w.head_dim, dtype=torch.bfloat16, device="cuda")
+
+    return [tuple(draw(n) for n in heads) for _ in range(count)]
+
+
+# ---- contestants: forward, and forward with backward ---------------------------------------------------------
+
+
+def _flamia(w: Workload, sets: Sequence[Any], cu: Any, recipe: str = "mxfp8") -> tuple[Call, Call | None]:
+    from flamia.kernels import hopper, hopper_backward
+    from flamia.kernels.quantize import QuantizedInputs
+
+    def forward(i: int) -> Any:
+        q, k, v, _ = sets[i]
+        return hopper.attention_forward(q, k, v, cu, recipe=recipe, causal=w.causal, backward=False)
+
+    def total(i: int) -> Any:
+        q, k, v, dout = sets[i]
+        f = hopper.attention_forward(q, k, v, cu, recipe=recipe, causal=w.causal)
+        assert isinstance(f.inputs, QuantizedInputs)
+        return hopper_backward.attention_backward(dout, f.out, f.m, f.l, f.inputs, f.schedule, w.head_dim**-0.5)
+
+    return forward, total if recipe == "mxfp8" else None
+
+
+def _flamia_unscaled(w: Workload, sets: Sequence[Any], cu: Any) -> tuple[Call, Call | None]:
+    return _flamia(w, sets, cu, "bf16")
+
+
+def _differentiated(inputs: Sequence[tuple[Any, Any, Any, Any]], attend: Callable[..., Any]) -> tuple[Call, Call]:
+    """A function of torch as a contestant; ``inputs`` in its layout."""
+    import torch
+
+    leaves = [tuple(x.requires_grad_() for x in (q, k, v)) for q, k, v, _ in inputs]
+
+    def forward(i: int) -> Any:
+        with torch.no_grad():
+            return attend(*leaves[i])
+
+    def total(i: int) -> Any:
+        return torch.autograd.grad(attend(*leaves[i]), leaves[i], inputs[i][3])
+
+    return forward, total
+
+
+def _repeat_heads(x: Any, heads: int) -> Any:
+    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _sdpa(w: Workload, sets: Sequence[Any], backend: str) -> tuple[Call, Call]:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    if not w.dense:
+        raise ValueError("takes documents of one length only")
+    batch, length = len(w.lengths), w.lengths[0]
+
+    def arrange(x: Any) -> Any:
+        return x.view(batch, length, *x.shape[1:]).transpose(1, 2).detach()
+
+    inputs = [tuple(arrange(x) for x in each) for each in sets]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        with sdpa_kernel(getattr(SDPBackend, backend)):
+            return scaled_dot_product_attention(q, k, v, is_causal=w.causal, enable_gqa=w.q_heads != w.kv_heads)
+
+    return _differentiated(inputs, attend)
+
+
+def _cudnn(w: Workload, sets: Sequence[Any], cu: Any) -> tuple[Call, Call]:
+    return _sdpa(w, sets, "CUDNN_ATTENTION")
+
+
+def _flash(w: Workload, sets: Sequence[Any], cu: Any) -> tuple[Call, Call]:
+    return _sdpa(w, sets, "FLASH_ATTENTION")
+
+
+def _varlen(w: Workload, sets: Sequence[Any], cu: Any) -> tuple[Call, Call]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    attention: Any = varlen_attn
+    names = signature(attention).parameters
+    # the way to ask for causal attention has changed between releases
+    mask: dict[str, Any] = {"window_size": (-1, 0 if w.causal else -1)}
+    if "window_size" not in names:
+        mask = {"is_causal": w.causal}
+    longest = max(w.lengths)
+    inputs = [(q.detach(), *(_repeat_heads(x, w.q_heads).detach() for x in (k, v)), d) for q, k, v, d in sets]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return attention(q, k, v, cu, cu, longest, longest, **mask)
+
+    return _differentiated(inputs, attend)
+
+
+def _flex(w: Workload, sets: Sequence[Any], cu: Any) -> tuple[Call, Call]:
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    owner = torch.repeat_interleave(torch.arange(len(w.lengths), device="cuda"), torch.diff(cu))
+
+    def visible(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        same = owner[query] == owner[key]
+        return same & (query >= key) if w.causal else same
+
+    mask = torch.compile(create_block_mask)(visible, None, None, w.tokens, w.tokens, device="cuda")
+    call: Any = torch.compile(flex_attention, dynamic=False)
+    inputs = [tuple(x.transpose(0, 1)[None].contiguous() for x in each) for each in sets]
+
+    def attend(q: Any, k: Any, v: Any) -> Any:
+        return call(q, k, v, block_mask=mask, enable_gqa=w.q_heads != w.kv_heads)
+
+    return _differentiated(inputs, attend)
+
+
+CONTESTANTS: dict[str, Callable[[Workload, Sequence[Any], Any], tuple[Call, Call | None]]] = {
+    "flamia": _flamia,
+    "flamia bf16": _flamia_unscaled,
+    "cuDNN": _cudnn,
+    "FlashAttention-2": _flash,
+    "varlen_attn": _varlen,
+    "FlexAttention": _flex,
+}
+"""Name -> how to make its calls. FLAMIA includes schedule and quantization; its BF16 recipe has no backward kernel."""

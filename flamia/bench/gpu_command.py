@@ -1,0 +1,95 @@
+"""``flamia bench attention``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from flamia.bench.gpu_attention import Timing
+
+
+def attention(
+    workload: Annotated[
+        list[str] | None, typer.Option("--workload", "-w", help="What to time; repeat for several. Default: all.")
+    ] = None,
+    forward_only: Annotated[bool, typer.Option("--forward-only", help="Leave the backward out.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
+) -> None:
+    """Time the GPU kernels, quantization included, beside PyTorch's attention in the same run."""
+    from rich.console import Console
+
+    from flamia.bench.gpu_attention import measure, workloads
+
+    known = workloads()
+    names = workload or list(known)
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"workload must be one of {list(known)}, got {name!r}")
+    console = Console()
+    try:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise RuntimeError("PyTorch finds no CUDA device")
+    except (ImportError, RuntimeError) as error:
+        console.print(f"flamia bench attention needs a GPU: {error}", style="bold yellow", markup=False)
+        raise typer.Exit(2) from None
+    versions = describe_versions()
+    console.print(", ".join(f"{name} {text}" for name, text in versions.items()), markup=False, highlight=False)
+    timings = []
+    for name in names:
+        timings.append(measure(known[name], not forward_only))
+        console.print(table(timings[-1]))
+    if json_file is not None:
+        found = [
+            dataclasses.asdict(t) | {"ratio": t.ratio("forward"), "total_ratio": t.ratio("total")} for t in timings
+        ]
+        json_file.write_text(json.dumps({"versions": versions, "timings": found}, indent=1) + "\n", encoding="utf-8")
+        console.print(f"Written to {json_file}.", markup=False)
+
+
+def describe_versions() -> dict[str, str]:
+    """Device and versions, by name."""
+    from flamia import __version__
+
+    torch: Any = import_module("torch")
+    return {
+        "device": torch.cuda.get_device_name(),
+        "flamia": __version__,
+        "torch": torch.__version__,
+        "CUDA": str(torch.version.cuda),
+        "cuDNN": str(torch.backends.cudnn.version()),
+    }
+
+
+def table(timing: Timing) -> Any:
+    """One workload: microseconds, the forward's TFLOP/s, and each contestant's time over FLAMIA's."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=str(timing.workload), title_justify="left")
+    for name in ("", "forward us", "backward us", "total us", "TFLOP/s", "forward / flamia", "total / flamia"):
+        grid.add_column(name, justify="right" if name else "left")
+    own_forward, own_total = timing.forward.get("flamia"), timing.total.get("flamia")
+    for name in [*timing.forward, *timing.missing]:
+        if name in timing.missing:
+            grid.add_row(Text(name), Text(timing.missing[name], style="dim"))
+            continue
+        forward, total = timing.forward[name], timing.total.get(name)
+        grid.add_row(
+            Text(name),
+            f"{forward:.0f}",
+            "" if total is None else f"{total - forward:.0f}",
+            "" if total is None else f"{total:.0f}",
+            f"{timing.workload.flops / forward / 1e6:.0f}",
+            "" if own_forward is None else f"{forward / own_forward:.2f}",
+            "" if total is None or own_total is None else f"{total / own_total:.2f}",
+        )
+    return grid
