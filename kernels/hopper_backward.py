@@ -14,7 +14,7 @@ from flamia.kernels import structs
 from flamia.kernels.hopper import HEAD_DIMS, Widen, make_operands, softmax_constant
 from flamia.kernels.launch import launch
 from flamia.kernels.quantize import QuantizedInputs, RowPass, row_pass
-from flamia.kernels.registry import HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES
+from flamia.kernels.registry import HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES
 from flamia.kernels.schedule import TICKETS, DeviceSchedule
 from flamia.kernels.tensors import ELEMENTS, TILE, pointer, tokens_struct
 
@@ -23,6 +23,9 @@ CONSUMERS = 256
 
 SCRATCH_WORDS = 64
 """Words of scratch memory per consumer thread, for slow tiles."""
+
+QUERY_COLUMN_BYTES, KEY_COLUMN_BYTES = 1056, 544
+"""Bytes for 64 queries, and for 64 keys: Note [Columns] of ``hopper/backward.cuh``."""
 
 USUAL_CONSTANTS = (2.0**-20, 2.0**4)
 """Softmax scales, and the constants made from them, outside of this range make every tile a slow one."""
@@ -106,7 +109,7 @@ def launch_backward(
     softmax_scale: float,
     out: HopperGradients,
 ) -> None:
-    """The two kernels: dK and dV, then dQ."""
+    """The kernels: what they share of each row, dK and dV, then dQ."""
     import torch
 
     device, dim, group = out.dq.device, out.dq.shape[2], schedule.num_q_heads // schedule.num_kv_heads
@@ -115,6 +118,11 @@ def launch_backward(
     def workspace(words: int) -> Any:
         return torch.empty(ctas * CONSUMERS * words, dtype=torch.float32, device=device)
 
+    def columns(heads: int, size: int) -> Any:
+        return torch.empty(heads * schedule.max_tiles * size, dtype=torch.uint8, device=device)
+
+    q_columns = columns(schedule.num_q_heads, 2 * QUERY_COLUMN_BYTES)
+    k_columns = columns(schedule.num_kv_heads, 4 * KEY_COLUMN_BYTES)
     scratch = workspace(SCRATCH_WORDS)
     totals = workspace(dim) if group > 1 else None
     v1 = inputs.v if inputs.v1 is None else inputs.v1
@@ -139,6 +147,8 @@ def launch_backward(
         "dout_scales": pointer(rows.dout.scales),
         "delta": pointer(rows.delta),
         "top": pointer(rows.top),
+        "q_columns": pointer(q_columns),
+        "k_columns": pointer(k_columns),
         "scratch": pointer(scratch),
         "totals": pointer(totals),
         "tiles": pointer(schedule.tiles),
@@ -146,11 +156,15 @@ def launch_backward(
         "status": pointer(schedule.status),
         "max_tiles": schedule.max_tiles,
         "group": group,
+        "kv_heads": schedule.num_kv_heads,
         "causal": schedule.causal,
         "c": c,
         "softmax_scale": softmax_scale,
         "fast_exponent": 21 - products - math.ceil(math.log2(c)) if usual else -math.inf,
     }
+    params = structs.fill(structs.HOPPER_BACKWARD, fields)
+    units = schedule.max_tiles * (schedule.num_q_heads + schedule.num_kv_heads)
+    launch(HOPPER_BACKWARD_COLUMNS.unit(dim=dim), "backward_columns", params, device, at_most=units)
     element = ELEMENTS[str(out.dq.dtype)]
     ticket = pointer(schedule.status) + 4 * TICKETS
     params = structs.fill(

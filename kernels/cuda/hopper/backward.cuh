@@ -9,8 +9,7 @@
 // products and the elementwise work twice. P and X go from the accumulators straight into the A operand of the next
 // wgmma.
 //
-// A CTA has two consumer warpgroups of 64 rows each, and one more whose warps fetch: warp 0 takes items and starts
-// copies, warps 1 and 2 prepare the numbers that belong to the columns of a step of 64 tokens.
+// A CTA has two consumer warpgroups of 64 rows each, and one more of which one warp takes items and starts copies.
 //
 // Note [Fast tiles]
 // ~~~~~~~~~~~~~~~~~
@@ -48,6 +47,8 @@ struct BackwardParams {
   const float* top;
   Tokens first;   // dK of `backward_keys`, dQ of `backward_queries`
   Tokens second;  // dV of `backward_keys`
+  uint8_t* q_columns;  // (q_heads, max_tiles, 2 halves, 1056): Note [Columns]
+  uint8_t* k_columns;  // (kv_heads, max_tiles, 2 halves, V and V1, 544)
   float* scratch;  // (CTAs, 64, 256), for slow tiles
   float* totals;   // (CTAs, D, 256): dK and dV of the heads of a group so far; unused if group == 1
   const layout::Tile* tiles;
@@ -61,7 +62,7 @@ struct BackwardParams {
   float c;  // fl(softmax_scale log2 e)
   float softmax_scale;
   float fast_exponent;  // largest eQ + eK of a fast step: |w| < 2^21; -inf if c or softmax_scale are unusual
-  int32_t unused;
+  int32_t kv_heads;
 };
 static_assert(sizeof(BackwardParams) == PARAMS_BYTES, "BackwardParams must match structs.HOPPER_BACKWARD");
 
@@ -107,33 +108,47 @@ struct Record {
 // that could divide one.
 __device__ __forceinline__ uint32_t uniform(uint32_t x) { return ptx::shfl_idx(x, 0); }
 
-__device__ __forceinline__ Record read_record(const Record& from) {
-  Record r;
-  r.valid = uniform(from.valid);
-  r.head = uniform(from.head);
-  r.tile = uniform(from.tile);
-  r.first = uniform(from.first);
-  r.count = uniform(from.count);
-  r.rows = uniform(from.rows);
-  r.last = uniform(from.last);
-  r.start = uniform(from.start);
-  r.flags = uniform(from.flags);
-  r.largest = __uint_as_float(uniform(__float_as_uint(from.largest)));
-  return r;
-}
-
-// What the consumers need of the 64 columns of a step beside the operands.
-struct Columns {
-  float4 score[STEP / 2];  // of each pair of columns
-  float4 gradient[STEP / 2];
-  uint32_t flags[2];  // from each of the two warps
-  float factor[2];    // of each block of 32 columns
-  int32_t tile;       // of the step
-  int32_t half;       // of the tile
-  int32_t diagonal;   // whether queries and keys are of one tile and causal
-  int32_t ends;       // whether this is the last step for the owner and a query head
-  int32_t rows;       // keys of the document in the step's key tile (`backward_queries`)
+// Note [Columns]
+// ~~~~~~~~~~~~~~
+// What a step needs of its 64 columns beside the operands is the same for every owner: `backward_columns` writes it once,
+// and it is copied with the operands. Of each pair of columns, four numbers:
+//   queries   score: EXPONENT_ORIGIN - m, c 2^eQ;  gradient: -delta, scale 2^eQ
+//   keys      score: 2^eK, 2^e of V, once for V and once for V1
+struct Summary {
+  uint32_t flags[2];  // of each block of 32 columns
+  float largest[2];   // exponent
+  float factor[2];    // 2^e of the block: of dO, or of V
+  float unused[2];
 };
+
+// What the fetching warp adds.
+struct Step {
+  int32_t tile;
+  int32_t half;      // of the tile
+  int32_t diagonal;  // whether queries and keys are of one tile and causal
+  int32_t ends;      // whether this is the last step for the owner and a query head
+};
+
+struct alignas(16) QueryColumns {
+  float4 score[STEP / 2];
+  float4 gradient[STEP / 2];
+  Summary summary;
+  Step step;
+};
+struct alignas(16) KeyColumns {
+  float4 score[STEP / 2];
+  Summary summary;
+  Step step;
+};
+constexpr int QUERY_COLUMN_BYTES = sizeof(QueryColumns) - sizeof(Step), KEY_COLUMN_BYTES = sizeof(KeyColumns) - sizeof(Step);
+static_assert(QUERY_COLUMN_BYTES == 1056 && KEY_COLUMN_BYTES == 544, "as in kernels/hopper_backward.py");
+
+// Flags of a step: the owner's, the columns', and whether their exponents together are unusual.
+__device__ __forceinline__ uint32_t flags_of(const BackwardParams& p, const Record& owner, const Summary& columns) {
+  const float largest = fmaxf(columns.largest[0], columns.largest[1]);
+  const bool usual = owner.largest + largest <= p.fast_exponent;
+  return uniform(owner.flags | columns.flags[0] | columns.flags[1] | (usual ? 0 : uint32_t(SLOW)));
+}
 
 // Query and key of an entry, within their tiles.
 struct Place {
@@ -277,53 +292,6 @@ __device__ __forceinline__ void copy_step_wide(uint32_t to, const uint8_t* tile,
 #pragma unroll
   for (int i = 0; i < PANELS; ++i) {
     ptx::cp_async_bulk_shared_global(to + i * STEP_PANEL, tile + i * PANEL_BYTES + half * STEP_PANEL, STEP_PANEL, barrier);
-  }
-}
-
-// ---- results ---------------------------------------------------------------------------------------------------
-
-// x = total + x, where the thread kept its total four numbers at a time.
-__device__ __forceinline__ void add_rows(float (&x)[D / 2], const float* total) {
-#pragma unroll
-  for (int i = 0; i < D / 8; i += 4) {
-    uint4 y[4];
-#pragma unroll
-    for (int j = 0; j < 4; ++j) y[j] = ptx::ld_global_v4(total + (i + j) * 4 * CONSUMERS);
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      x[4 * (i + j)] = __fadd_rn(__uint_as_float(y[j].x), x[4 * (i + j)]);
-      x[4 * (i + j) + 1] = __fadd_rn(__uint_as_float(y[j].y), x[4 * (i + j) + 1]);
-      x[4 * (i + j) + 2] = __fadd_rn(__uint_as_float(y[j].z), x[4 * (i + j) + 2]);
-      x[4 * (i + j) + 3] = __fadd_rn(__uint_as_float(y[j].w), x[4 * (i + j) + 3]);
-    }
-  }
-}
-
-// Store the thread's part of a 64-row accumulator: row r at `row` + r of `out`, if below `rows`.
-__device__ __forceinline__ void store_rows(const float (&x)[D / 2], const Tokens& out, int head, int64_t start, int row,
-                                           int rows) {
-  using Element = formats::Given;
-  const bool aligned = ((reinterpret_cast<uint64_t>(out.data) / 2 | out.token_stride | out.head_stride) & 1) == 0;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const int r = row + 8 * h;
-    if (r >= rows) continue;
-    uint8_t* const to = static_cast<uint8_t*>(const_cast<void*>(out.data)) +
-                        ((start + r) * out.token_stride + head * out.head_stride + 2 * (ptx::thread_index() % 4)) * Element::BYTES;
-#pragma unroll
-    for (int i = 0; i < D / 8; ++i) {
-      const uint32_t low = Element::narrow(x[4 * i + 2 * h]), high = Element::narrow(x[4 * i + 2 * h + 1]);
-      uint8_t* const at = to + 8 * i * Element::BYTES;
-      if (Element::BYTES == 2 && aligned) {
-        ptx::st_global_b32(at, low | high << 16);
-      } else if (Element::BYTES == 2) {
-        ptx::st_global_u16(at, low);
-        ptx::st_global_u16(at + 2, high);
-      } else {
-        ptx::st_global_b32(at, low);
-        ptx::st_global_b32(at + 4, high);
-      }
-    }
   }
 }
 

@@ -2,7 +2,8 @@
 // head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and X^T
 // are A operands as they come; a consumer warpgroup has 64 of the keys.
 //
-// S^T of the next step is under way while X^T of this one is rounded, dK while P^T of the next is made, dV while X^T is.
+// A warpgroup waits for each of its products, for want of registers; the two run freely and fill each other's gaps.
+#include "hopper/backward_rows.cuh"
 #include "hopper/backward_slow.cuh"
 
 using namespace backward;
@@ -31,7 +32,7 @@ struct Owner {
 
 struct Shared {
   Operands operands;
-  Columns columns[STAGES];
+  QueryColumns columns[STAGES];
   Owner owner[2];
   Exchange exchange;
   uint64_t full[STAGES], empty[STAGES];
@@ -58,7 +59,7 @@ struct Steps {
 
 // ---- fetching --------------------------------------------------------------------------------------------------
 
-// Warp 0 of the fetching warpgroup: items, the owner's operands, and the operands of every step.
+// One warp: items, the owner's operands, and the operands of every step.
 __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
   const int lane = threadIdx.x % 32;
   const bool causal = p.causal;
@@ -125,73 +126,29 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
     }
 #pragma unroll 1
     for (int g = 0; g < p.group; ++g) {
-     Steps step(r, causal);
-     do {
-      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
-      if (lane == 0) {
+      Steps step(r, causal);
+      bool more = true;
+      while (more) {
+        const Step now{step.tile, step.half, causal && step.tile == r.tile, 0};
         const int64_t slot = (int64_t(r.head) * p.group + g) * p.max_tiles + r.first + step.tile;
-        Operands::Stage& stage = s.operands.stage[ring.stage];
-        const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
-        ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
-        copy_step(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, step.half, barrier);
-        copy_step(ptx::shared_address(stage.dout), p.dout + slot * TILE_BYTES, step.half, barrier);
-        copy_step_wide(ptx::shared_address(stage.dout_wide), p.dout_wide + slot * 2 * TILE_BYTES, step.half, barrier);
-        copy_step_wide(ptx::shared_address(stage.q_wide), p.q_wide + slot * 2 * TILE_BYTES, step.half, barrier);
+        more = step.advance(r);
+        wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
+        if (lane == 0) {
+          Operands::Stage& stage = s.operands.stage[ring.stage];
+          QueryColumns& columns = s.columns[ring.stage];
+          const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
+          columns.step = {now.tile, now.half, now.diagonal, !more};
+          ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + QUERY_COLUMN_BYTES);
+          copy_step(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, now.half, barrier);
+          ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
+                                           p.q_columns + (2 * slot + now.half) * QUERY_COLUMN_BYTES, QUERY_COLUMN_BYTES,
+                                           barrier);
+          copy_step(ptx::shared_address(stage.dout), p.dout + slot * TILE_BYTES, now.half, barrier);
+          copy_step_wide(ptx::shared_address(stage.dout_wide), p.dout_wide + slot * 2 * TILE_BYTES, now.half, barrier);
+          copy_step_wide(ptx::shared_address(stage.q_wide), p.q_wide + slot * 2 * TILE_BYTES, now.half, barrier);
+        }
+        ring.advance();
       }
-      ring.advance();
-     } while (step.advance(r));
-    }
-  }
-}
-
-// Warps 1 and 2: the numbers of each step's queries, 32 each.
-__device__ __forceinline__ void prepare(const BackwardParams& p, Shared& s, int block) {
-  const int lane = threadIdx.x % 32, column = 32 * block + lane;
-  const bool causal = p.causal;
-  Ring<STAGES> ring;
-  Ring<2> owners;
-#pragma unroll 1
-  while (true) {
-    wait(ptx::shared_address(&s.owner_full[owners.stage]), owners.phase);
-    const Record r = read_record(s.owner[owners.stage].record);
-    ptx::bar_warp_sync();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[owners.stage]));
-    owners.advance();
-    if (!r.valid) return;
-#pragma unroll 1
-    for (int g = 0; g < p.group; ++g) {
-     Steps step(r, causal);
-     bool more;
-     do {
-      const int64_t slot = (int64_t(r.head) * p.group + g) * p.max_tiles + r.first + step.tile;
-      const int row = STEP * step.half + column;
-      const float e = p.q_exponents[slot * TILE + row], top = p.top[slot * TILE + row];
-      const float delta = p.delta[slot * TILE + row];
-      const uint8_t* const bytes = p.dout_scales + slot * layout::SCALE_TILE_BYTES;
-      const uint32_t byte = bytes[layout::scale_offset(STEP * step.half + 32 * block, 0)];
-      const bool usual = check_exponent(e) && check_top(top) && check_dout(byte) && e + r.largest <= p.fast_exponent;
-      const bool tiny = byte == 0 && top != infinity();
-      const float of_query = exp2_scale(e);
-      const uint32_t flags = r.flags | (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY | TINY_DIAGONAL : 0);
-      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
-      Columns& to = s.columns[ring.stage];
-      float* const score = reinterpret_cast<float*>(&to.score[column / 2]) + column % 2;
-      float* const gradient = reinterpret_cast<float*>(&to.gradient[column / 2]) + column % 2;
-      score[0] = __fsub_rn(EXPONENT_ORIGIN, top);
-      score[2] = __fmul_rn(p.c, of_query);
-      gradient[0] = -delta;
-      gradient[2] = __fmul_rn(p.softmax_scale, of_query);
-      if (lane == 0) {
-        to.flags[block] = flags;
-        to.factor[block] = formats::decode_e8m0(byte);
-        if (block == 0) to.tile = step.tile, to.half = step.half, to.diagonal = causal && step.tile == r.tile;
-      }
-      more = step.advance(r);
-      if (lane == 0 && block == 0) to.ends = !more;
-      ptx::bar_warp_sync();
-      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.full[ring.stage]));
-      ring.advance();
-     } while (more);
     }
   }
 }
@@ -225,16 +182,15 @@ struct Limits {
 // S^T times the key's factors in place, -inf where hidden; of the thread's entries in each of the two tiles the
 // largest t, rounded up, or 0.
 template <bool MASKED>
-__device__ __forceinline__ float2 scale_scores(float (&x)[32], const Columns& columns, const Owner& owner,
+__device__ __forceinline__ float2 scale_scores(float (&x)[32], const float4 (&column)[8], const Owner& owner,
                                               const Hidden& hidden, int half) {
   const At at = At::of_thread(half);
   const Limits limits(hidden, at);
   const float k0 = owner.k_factor[at.row], k1 = owner.k_factor[at.row + 8];
   float top[2] = {0.0f, 0.0f};
-  const int lane = ptx::thread_index() % 32;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    const float4 c = columns.score[4 * n + lane % 4];
+    const float4 c = column[n];
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
       x[i] = __fmul_rn(x[i], i % 4 < 2 ? k0 : k1);
@@ -250,11 +206,10 @@ __device__ __forceinline__ float2 scale_scores(float (&x)[32], const Columns& co
 }
 
 // P^T from scaled scores: packed, and in place.
-__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)[32], const Columns& columns, uint2 top) {
-  const int lane = ptx::thread_index() % 32;
+__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)[32], const float4 (&column)[8], uint2 top) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    const float4 c = columns.score[4 * n + lane % 4];
+    const float4 c = column[n];
     const uint32_t e = n < 4 ? top.x : top.y;
     const int shift = 8 - int(e);
     const uint32_t scale = scale_of_codes(e);
@@ -271,7 +226,7 @@ __device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)
 // X^T from P^T in the place of dP^T, not yet rounded; the largest magnitudes of the thread's in the
 // two tiles.
 template <bool MASKED>
-__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const Columns& columns,
+__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const QueryColumns& columns,
                                                 const Owner& owner, const Hidden& hidden, int half) {
   const At at = At::of_thread(half);
   const Limits limits(hidden, at);
@@ -283,7 +238,7 @@ __device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&d
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const float4 c = columns.gradient[4 * n + lane % 4];
-    const float of_dout = columns.factor[n / 4];
+    const float of_dout = columns.summary.factor[n / 4];
     const float f0 = __fmul_rn(v0, of_dout), f1 = __fmul_rn(v1, of_dout);
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
@@ -361,7 +316,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       bool any = true;
       if (p.causal && group == 1) {  // every query of the first step comes before every key of this warpgroup
         wait_full();
-        any = !uniform(s.columns[ring.stage].ends);
+        any = !uniform(s.columns[ring.stage].step.ends);
         release(ring.stage);
         ring.advance();
       }
@@ -374,47 +329,47 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
         }
         int before = -1;  // the stage that is free once dK of the step before is done
         wait_full();
-        ptx::wgmma_commit_group();  // in place of dK of a step before
         multiply_scores(ring.stage);
 #pragma unroll 1
         while (true) {
           const int stage = ring.stage;
-          const Columns& columns = s.columns[stage];
-          const uint32_t flags = uniform(columns.flags[0] | columns.flags[1]);
-          const bool ends = uniform(columns.ends);
-          const Hidden hidden{uniform(columns.diagonal) != 0, int(uniform(owner.record.rows))};
+          const QueryColumns& columns = s.columns[stage];
+          const uint32_t flags = flags_of(p, owner.record, columns.summary);
+          const bool ends = uniform(columns.step.ends);
+          const Hidden hidden{uniform(columns.step.diagonal) != 0, int(uniform(owner.record.rows))};
           const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
           ring.advance();
-          bool summed = false, done = false;                // dV; all
+          bool summed = false, done = false;  // dV; all
           uint32_t a[16];
 
+          float4 column[8];
+#pragma unroll
+          for (int n = 0; n < 8; ++n) column[n] = columns.score[4 * n + ptx::thread_index() % 4];
           ptx::wgmma_wait_group<0>();
           keep_all(x);
           if (before >= 0) release(before);
           if (!(flags & SLOW)) {
             // ---- P^T -------------------------------------------------------------------------------------------
-            const float2 t = masked ? scale_scores<true>(x, columns, owner, hidden, columns.half)
-                                    : scale_scores<false>(x, columns, owner, hidden, columns.half);
+            const float2 t = masked ? scale_scores<true>(x, column, owner, hidden, columns.step.half)
+                                    : scale_scores<false>(x, column, owner, hidden, columns.step.half);
             const uint4 top = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
             if (!uniform(is_low(top))) {
-              fast_probabilities(a, x, columns, make_uint2(known_top(top.x), known_top(top.y)));
+              fast_probabilities(a, x, column, make_uint2(known_top(top.x), known_top(top.y)));
               multiply_values(stage, hidden.diagonal);
               ptx::wgmma_fence();
               multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[0].dout_wide), stage * sizeof(Operands::Stage));
               ptx::wgmma_commit_group();
               summed = true;
- ptx::wgmma_wait_group<0>(); keep_all(a);
 
               // ---- X^T -----------------------------------------------------------------------------------------
-              ptx::wgmma_wait_group<1>();
+              ptx::wgmma_wait_group<0>();
+              keep_all(a);
               keep_all(dp);
-              const float2 largest = masked ? fast_gradients<true>(x, dp, columns, owner, hidden, columns.half)
-                                            : fast_gradients<false>(x, dp, columns, owner, hidden, columns.half);
+              const float2 largest = masked ? fast_gradients<true>(x, dp, columns, owner, hidden, columns.step.half)
+                                            : fast_gradients<false>(x, dp, columns, owner, hidden, columns.step.half);
               const uint4 amax = s.exchange.largest(__float_as_uint(largest.x), __float_as_uint(largest.y), 1);
               if (!uniform(is_unusual(amax, flags & (hidden.diagonal ? TINY_DIAGONAL : TINY)))) {
                 round_gradients(dp, amax);
-                ptx::wgmma_wait_group<0>();
-                keep_all(a);
                 pack(a, dp);
                 ptx::wgmma_fence();
                 multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
@@ -432,8 +387,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
             keep_all(dp);
             const Record& r = owner.record;
             const int64_t q_head = int64_t(r.head) * p.group + g;
-            const Meeting m{q_head * p.max_tiles + r.first + columns.tile, r.head * p.max_tiles + r.first + r.tile, hidden};
-            slow_probabilities(x, p, m, s.exchange, At::of_thread(columns.half));
+            const Meeting m{q_head * p.max_tiles + r.first + columns.step.tile, r.head * p.max_tiles + r.first + r.tile, hidden};
+            slow_probabilities(x, p, m, s.exchange, At::of_thread(columns.step.half));
             pack(a, x);
             if (!summed) {
               ptx::wgmma_fence();
@@ -442,7 +397,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
               ptx::wgmma_wait_group<0>();
               keep_all(a);
             }
-            slow_gradients(dp, p, m, s.exchange, At::of_thread(columns.half));
+            slow_gradients(dp, p, m, s.exchange, At::of_thread(columns.step.half));
             pack(a, dp);
             ptx::wgmma_fence();
             multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
@@ -480,14 +435,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
   Shared& s = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 3);
+      ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 1);
       ptx::mbarrier_init(ptx::shared_address(&s.empty[i]), CONSUMERS / 32);
     }
     ptx::mbarrier_init(ptx::shared_address(&s.keys_full), 1);
     ptx::mbarrier_init(ptx::shared_address(&s.keys_empty), CONSUMERS / 32);
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&s.owner_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32 + 2);
+      ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32);
     }
     ptx::fence_mbarrier_init();
   }
@@ -496,7 +451,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
   if (warp >= CONSUMERS / 32) {
     ptx::setmaxnreg_dec<40>();
     if (warp == CONSUMERS / 32) fetch(p, s);
-    else if (warp < CONSUMERS / 32 + 3) prepare(p, s, warp - CONSUMERS / 32 - 1);
   } else {
     ptx::setmaxnreg_inc<232>();
     consume(p, s);

@@ -2,6 +2,7 @@
 // X is an A operand as it comes; a consumer warpgroup has 64 of the queries.
 //
 // S and dP of the next step are under way with dQ of this one.
+#include "hopper/backward_rows.cuh"
 #include "hopper/backward_slow.cuh"
 
 using namespace backward;
@@ -27,7 +28,7 @@ struct Owner {
 
 struct Shared {
   Operands operands;
-  Columns columns[STAGES];
+  KeyColumns columns[STAGES];
   Owner owner[2];
   Exchange exchange;
   uint64_t full[STAGES], empty[STAGES];
@@ -52,7 +53,7 @@ struct Steps {
 
 // ---- fetching --------------------------------------------------------------------------------------------------
 
-// Warp 0 of the fetching warpgroup: items of two query tiles, the owner's operands, and the operands of every step.
+// One warp: items of two query tiles, the owner's operands, and the operands of every step.
 __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
   const int lane = threadIdx.x % 32;
   const bool causal = p.causal;
@@ -117,67 +118,28 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
                                        barrier);
     }
     Steps step;
-    do {
-      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
-      if (lane == 0) {
-        const int64_t slot = r.head / p.group * p.max_tiles + r.first + step.tile;
-        Operands::Stage& stage = s.operands.stage[ring.stage];
-        const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
-        const uint8_t* const values = causal && step.tile == r.tile ? p.v1 : p.v;
-        ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES);
-        copy_step(ptx::shared_address(stage.k), p.k + slot * TILE_BYTES, step.half, barrier);
-        copy_step(ptx::shared_address(stage.v), values + slot * TILE_BYTES, step.half, barrier);
-        copy_step_wide(ptx::shared_address(stage.k_wide), p.k_wide + slot * 2 * TILE_BYTES, step.half, barrier);
-      }
-      ring.advance();
-    } while (step.advance(r, causal));
-  }
-}
-
-// Warps 1 and 2: the numbers of each step's keys, 32 each.
-__device__ __forceinline__ void prepare(const BackwardParams& p, Shared& s, int block) {
-  const int lane = threadIdx.x % 32, column = 32 * block + lane;
-  const bool causal = p.causal;
-  Ring<STAGES> ring;
-  Ring<2> owners;
-#pragma unroll 1
-  while (true) {
-    wait(ptx::shared_address(&s.owner_full[owners.stage]), owners.phase);
-    const Record r = read_record(s.owner[owners.stage].record);
-    ptx::bar_warp_sync();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[owners.stage]));
-    owners.advance();
-    if (!r.valid) return;
-    Steps step;
-    bool more;
-    do {
+    bool more = true;
+    while (more) {
+      const Step now{step.tile, step.half, causal && step.tile == r.tile, 0};
       const int64_t slot = r.head / p.group * p.max_tiles + r.first + step.tile;
-      const bool diagonal = causal && step.tile == r.tile;
-      const int row = STEP * step.half + column;
-      const float e = p.k_exponents[slot * TILE + row];
-      const uint8_t* const bytes = (diagonal ? p.v1_scales : p.v_scales) + slot * layout::SCALE_TILE_BYTES;
-      // V1 has a scale per token, V one per block; past the document the block's stands for what is zero anyway.
-      const uint32_t byte = bytes[layout::scale_offset(diagonal ? row : row / 32 * 32, 0)];
-      const bool usual = check_exponent(e) && check_v(byte) && e + r.largest <= p.fast_exponent;
-      const int rows = step.tile == r.count - 1 ? r.last : TILE;
-      const bool tiny = byte == 0 && row < rows;
-      const uint32_t flags = r.flags | (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY : 0);
-      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
-      Columns& to = s.columns[ring.stage];
-      float* const score = reinterpret_cast<float*>(&to.score[column / 2]) + column % 2;
-      score[0] = exp2_scale(e);
-      score[2] = decode_scale(byte);
-      if (lane == 0) {
-        to.flags[block] = flags;
-        to.factor[block] = decode_scale(byte);
-        if (block == 0) to.tile = step.tile, to.half = step.half, to.diagonal = diagonal, to.rows = rows;
-      }
       more = step.advance(r, causal);
-      if (lane == 0 && block == 0) to.ends = !more;
-      ptx::bar_warp_sync();
-      if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.full[ring.stage]));
+      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
+      if (lane == 0) {
+        Operands::Stage& stage = s.operands.stage[ring.stage];
+        KeyColumns& columns = s.columns[ring.stage];
+        const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
+        const uint8_t* const values = now.diagonal ? p.v1 : p.v;
+        columns.step = {now.tile, now.half, now.diagonal, !more};
+        ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + KEY_COLUMN_BYTES);
+        copy_step(ptx::shared_address(stage.k), p.k + slot * TILE_BYTES, now.half, barrier);
+        ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
+                                         p.k_columns + (4 * slot + 2 * now.half + now.diagonal) * KEY_COLUMN_BYTES,
+                                         KEY_COLUMN_BYTES, barrier);
+        copy_step(ptx::shared_address(stage.v), values + slot * TILE_BYTES, now.half, barrier);
+        copy_step_wide(ptx::shared_address(stage.k_wide), p.k_wide + slot * 2 * TILE_BYTES, now.half, barrier);
+      }
       ring.advance();
-    } while (more);
+    }
   }
 }
 
@@ -207,17 +169,16 @@ struct Limits {
 // S times the keys' factors in place, -inf where hidden; of the thread's entries in each of the two tiles the
 // largest t, rounded up, or 0.
 template <bool MASKED>
-__device__ __forceinline__ float2 scale_scores(float (&x)[32], const Columns& columns, float4 row0, float4 row1,
+__device__ __forceinline__ float2 scale_scores(float (&x)[32], const float4 (&column)[8], float4 row0, float4 row1,
                                               const Hidden& hidden, int half) {
   const Limits limits(hidden, At::of_thread(half));
-  const int lane = ptx::thread_index() % 32;
   float top[2];
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
     float largest0 = -infinity(), largest1 = -infinity();
 #pragma unroll
     for (int n = 4 * tile; n < 4 * tile + 4; ++n) {
-      const float2 k = *reinterpret_cast<const float2*>(&columns.score[4 * n + lane % 4]);
+      const float4 k = column[n];
 #pragma unroll
       for (int i = 4 * n; i < 4 * n + 4; ++i) {
         x[i] = __fmul_rn(x[i], i % 2 == 0 ? k.x : k.y);
@@ -248,17 +209,16 @@ __device__ __forceinline__ void fast_probabilities(float (&x)[32], float4 row0, 
 
 // X from codes of P in the place of dP, not yet rounded; the largest magnitudes of the thread's in the two tiles.
 template <bool MASKED>
-__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const Columns& columns, uint2 top,
+__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const float4 (&column)[8], const Summary& summary, uint2 top,
                                                 float4 row0, float4 row1, float of_dout, const Hidden& hidden, int half) {
   const Limits limits(hidden, At::of_thread(half));
-  const int lane = ptx::thread_index() % 32;
   float amax[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const float of_code = __uint_as_float(((n < 4 ? top.x : top.y) - 8) << 23);
     const float scale0 = __fmul_rn(row0.w, of_code), scale1 = __fmul_rn(row1.w, of_code);
-    const float4 c = columns.score[4 * n + lane % 4];
-    const float of_block = __fmul_rn(columns.factor[n / 4], of_dout);
+    const float4 c = column[n];
+    const float of_block = __fmul_rn(summary.factor[n / 4], of_dout);
     const float f0 = MASKED ? __fmul_rn(c.z, of_dout) : of_block, f1 = MASKED ? __fmul_rn(c.w, of_dout) : of_block;
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
@@ -323,21 +283,24 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
 #pragma unroll 1
     while (true) {
       const int stage = ring.stage;
-      const Columns& columns = s.columns[stage];
-      const uint32_t flags = uniform(columns.flags[0] | columns.flags[1]);
-      const bool ends = uniform(columns.ends);
-      const Hidden hidden{uniform(columns.diagonal) != 0, int(uniform(columns.rows))};
+      const KeyColumns& columns = s.columns[stage];
+      const uint32_t flags = flags_of(p, owner.record, columns.summary);
+      const bool ends = uniform(columns.step.ends);
+      const Hidden hidden{uniform(columns.step.diagonal) != 0, int(uniform(columns.step.tile == owner.record.count - 1 ? owner.record.last : TILE))};
       const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
       bool done = false;
       uint32_t a[16];
 
+      float4 column[8];
+#pragma unroll
+      for (int n = 0; n < 8; ++n) column[n] = columns.score[4 * n + ptx::thread_index() % 4];
       ptx::wgmma_wait_group<1>();
       keep_all(x);
       if (before >= 0) release(before);
       if (!(flags & SLOW)) {
         // ---- P -----------------------------------------------------------------------------------------------
-        const float2 t = masked ? scale_scores<true>(x, columns, row0, row1, hidden, columns.half)
-                                : scale_scores<false>(x, columns, row0, row1, hidden, columns.half);
+        const float2 t = masked ? scale_scores<true>(x, column, row0, row1, hidden, columns.step.half)
+                                : scale_scores<false>(x, column, row0, row1, hidden, columns.step.half);
         const uint4 found = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
         if (!uniform(is_low(found))) {
           const uint2 top = make_uint2(known_top(found.x), known_top(found.y));
@@ -347,8 +310,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           ptx::wgmma_wait_group<0>();
           keep_all(dp);
           const float2 largest =
-              masked ? fast_gradients<true>(x, dp, columns, top, row0, row1, of_dout, hidden, columns.half)
-                     : fast_gradients<false>(x, dp, columns, top, row0, row1, of_dout, hidden, columns.half);
+              masked ? fast_gradients<true>(x, dp, column, columns.summary, top, row0, row1, of_dout, hidden, columns.step.half)
+                     : fast_gradients<false>(x, dp, column, columns.summary, top, row0, row1, of_dout, hidden, columns.step.half);
           const uint4 amax = s.exchange.largest(__float_as_uint(largest.x), __float_as_uint(largest.y), 1);
           if (!uniform(is_unusual(amax, flags & TINY))) {
             round_gradients(dp, amax);
@@ -363,10 +326,10 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
         keep_all(x);
         keep_all(dp);
         const Record& r = owner.record;
-        const Meeting m{r.head * p.max_tiles + r.first + r.tile, r.head / p.group * p.max_tiles + r.first + columns.tile,
+        const Meeting m{r.head * p.max_tiles + r.first + r.tile, r.head / p.group * p.max_tiles + r.first + columns.step.tile,
                         hidden};
-        slow_probabilities(x, p, m, s.exchange, At::of_thread(columns.half));
-        slow_gradients(dp, p, m, s.exchange, At::of_thread(columns.half));
+        slow_probabilities(x, p, m, s.exchange, At::of_thread(columns.step.half));
+        slow_gradients(dp, p, m, s.exchange, At::of_thread(columns.step.half));
       }
       pack(a, dp);
       ptx::wgmma_fence();
@@ -402,14 +365,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
   Shared& s = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 3);
+      ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 1);
       ptx::mbarrier_init(ptx::shared_address(&s.empty[i]), CONSUMERS / 32);
     }
     ptx::mbarrier_init(ptx::shared_address(&s.queries_full), 1);
     ptx::mbarrier_init(ptx::shared_address(&s.queries_empty), CONSUMERS / 32);
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&s.owner_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32 + 2);
+      ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32);
     }
     ptx::fence_mbarrier_init();
   }
@@ -418,7 +381,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
   if (warp >= CONSUMERS / 32) {
     ptx::setmaxnreg_dec<40>();
     if (warp == CONSUMERS / 32) fetch(p, s);
-    else if (warp < CONSUMERS / 32 + 3) prepare(p, s, warp - CONSUMERS / 32 - 1);
   } else {
     ptx::setmaxnreg_inc<232>();
     consume(p, s);
