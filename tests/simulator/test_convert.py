@@ -1,6 +1,7 @@
 """``cvt`` against rational numbers, rounded by definition."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def around_midpoints(f):
     """FP32 codes of every number of a narrow format, every midpoint, and their neighbours."""
     values = {exact.value_of(c, f) for c in range(1 << f.width)}
     numbers = sorted(v for v in values if isinstance(v, Fraction) and v >= 0)
-    middles = [(a + b) / 2 for a, b in zip(numbers, numbers[1:], strict=False)]
+    middles = [(a + b) / 2 for a, b in pairwise(numbers)]
     beyond = [f.top * Fraction(n, 16) for n in (16, 17, 18, 20, 32)]
     codes = [exact.encode(v, F32) for v in (*numbers, *middles, *beyond)]
     near = [c + d for c in codes for d in (-1, 0, 1) if 0 <= c + d < 0x7F800000]

@@ -165,7 +165,7 @@ def test_faults_of_accesses(name):
     with pytest.raises(kind, match=words) as caught:
         run(f"{LANE}\n{body}", [np.zeros(20, np.uint32)], block=20, shared=64)
     text = module(f"{LANE}\n{body}", shared=64)
-    line = 1 + [i for i, row in enumerate(text.splitlines()) if body in row][0]
+    line = 1 + next(i for i, row in enumerate(text.splitlines()) if body in row)
     assert caught.value.instruction.line == line
     assert "CTA 0 warp 0" in str(caught.value) and f"PTX line {line}" in str(caught.value)
 

@@ -148,19 +148,24 @@ def compile_mad(site: Site) -> Run:
 
 @op("mul24", "mad24", types=("u32", "s32"))
 def compile_mul24(site: Site) -> Run:
-    """``mul24.{lo,hi}``: of the low 24 bits, bits 0-31 or 16-47 of the 48-bit product."""
+    """``mul24.{lo,hi}``: of the low 24 bits, bits 0-31 or 16-47 of the 48-bit product; ``mad24``: plus c."""
     kind = site.take_type()
     part = site.take("lo", "hi")
-    site.expect_operands(3)
+    count = 3 if site.instruction.base == "mad24" else 2
+    site.expect_operands(count + 1)
+    if not part:
+        raise site.refuse("a product needs '.lo' or '.hi'")
 
     def low24(a: Row) -> Row:
         shift = a.dtype.type(8)
         return ((a << shift) >> shift).astype(np.int64)
 
-    def run(a: Row, b: Row) -> Row:
-        return (low24(a) * low24(b)) >> (0 if part == "lo" else 16)
+    dtype = DTYPES[kind]
 
-    return assign(site.target(0, kind), run, site.row(1, kind), site.row(2, kind))
+    def run(a: Row, b: Row, c: Row = 0) -> Row:
+        return ((low24(a) * low24(b)) >> (0 if part == "lo" else 16)).astype(dtype) + c
+
+    return assign(site.target(0, kind), run, *(site.row(i, kind) for i in range(1, count + 1)))
 
 
 def divide(a: Row, b: Row) -> Row:
