@@ -45,7 +45,8 @@ def test_compare_and_swap_of_each_width(width):
     names = [f"%{r}{n}" for n in (40, 41, 42)]
     run(
         f"""mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, {width // 8}; add.u64 %rd2, %rd100, %rd1;
-add.u64 %rd3, %rd101, %rd1; add.u64 %rd4, %rd102, %rd1; add.u64 %rd5, %rd103, %rd1; ld.global.b{width} {names[0]}, [%rd3];
+add.u64 %rd3, %rd101, %rd1; add.u64 %rd4, %rd102, %rd1; add.u64 %rd5, %rd103, %rd1;
+ld.global.b{width} {names[0]}, [%rd3];
 ld.global.b{width} {names[1]}, [%rd4]; atom.global.cas.b{width} {names[2]}, [%rd2], {names[0]}, {names[1]};
 st.global.b{width} [%rd5], {names[2]};""",
         [data, compare, new, out],
