@@ -4,6 +4,7 @@ import pytest
 
 from flamia.conformance.simulator import PtxError, parse
 from flamia.conformance.simulator.machine.program import build_program
+from flamia.conformance.simulator.ops.registry import families
 from flamia.conformance.simulator.ptx.lexer import tokenize
 from flamia.conformance.simulator.ptx.opcodes import OPCODES
 from flamia.conformance.simulator.ptx.syntax import (
@@ -151,6 +152,11 @@ def test_what_is_unknown_is_refused_by_name_and_line(text, words):
 @pytest.mark.parametrize("form", ["mma.sync.aligned.m16n8k16", "wmma.load", "sured.b", "istypep", "alloca", "video"])
 def test_families_outside_the_list(form):
     assert form.split(".")[0] not in OPCODES
+
+
+def test_every_listed_opcode_has_a_family():
+    """Branches and calls are the program's own; all else is an instruction family, and no family is unlisted."""
+    assert {f.prefix.split(".")[0] for f in families()} | {"bra", "call"} == OPCODES
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from flamia.conformance.simulator.machine.calls import inline_calls
 from flamia.conformance.simulator.machine.flow import find_joins
 from flamia.conformance.simulator.machine.registeruse import find_register_uses
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.types import ALL_LANES, DTYPES, FULL, LANES, NO_LANES, width_of
+from flamia.conformance.simulator.machine.types import ALL_LANES, DTYPES, FULL, NO_LANES, width_of
 from flamia.conformance.simulator.ops.registry import Run, find_family
 from flamia.conformance.simulator.ptx.syntax import Function, Guard, Instruction, Module, PtxError, Symbol, Variable
 
@@ -259,5 +259,3 @@ def _ends(segment: Segment) -> bool:
     (instruction,) = segment.instructions
     return instruction.base in ("ret", "exit", "trap") and instruction.guard is None
 
-
-__all__ = ["LANES", "Program", "RowSpec", "Segment", "build_program"]

@@ -6,17 +6,15 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.cta import Cluster, Dim
 from flamia.conformance.simulator.machine.memory import Space
 from flamia.conformance.simulator.machine.taint import Taint
 from flamia.conformance.simulator.machine.trace import Trace
-from flamia.conformance.simulator.machine.types import lanes_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
     from flamia.conformance.simulator.machine.program import Program
     from flamia.conformance.simulator.machine.warp import Warp
@@ -140,12 +138,6 @@ class Machine:
         self.unpromised[what] += 1
         if self.strict:
             raise faults.Unpromised(what)
-
-    def fault(
-        self, kind: type[faults.Fault], message: str, mask: NDArray[Any] | None = None, address: int | None = None
-    ) -> NoReturn:
-        """Raise a fault; the machine adds the instruction and the warp."""
-        raise kind(message, () if mask is None else lanes_of(mask), address)
 
     # --- running -----------------------------------------------------------------------------------------------------
 

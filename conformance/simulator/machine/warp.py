@@ -21,7 +21,7 @@ from flamia.conformance.simulator.machine.order import Order
 from flamia.conformance.simulator.machine.outcomes import Blocked, Exit, NeedLanes
 from flamia.conformance.simulator.machine.registers import RowPlan
 from flamia.conformance.simulator.machine.registeruse import Holder, check_in_flight
-from flamia.conformance.simulator.machine.types import ALL_LANES, FULL, NO_LANES, Row, as_mask, lanes_of
+from flamia.conformance.simulator.machine.types import FULL, NO_LANES, Row, as_mask, lanes_of
 
 if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.cta import Cta
@@ -349,5 +349,3 @@ class _Meetings:
     def __init__(self, warp: Warp) -> None:
         self.open: dict[int, tuple[Join, tuple[Join, ...]]] = {}
 
-
-__all__ = ["ALL_LANES", "Fragment", "Warp"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flamia.conformance.simulator.ptx.opcodes import OPCODES
-from flamia.conformance.simulator.ptx.stream import Stream, parse_integer
+from flamia.conformance.simulator.ptx.stream import Stream
 from flamia.conformance.simulator.ptx.syntax import (
     Address,
     Function,
@@ -279,5 +279,3 @@ def parse_body(stream: Stream, function: Function, files: dict[int, str]) -> Non
     """Fill ``function`` from its body, braces included."""
     _Body(stream, function, files).parse()
 
-
-__all__ = ["parse_body", "parse_integer"]

@@ -11,7 +11,7 @@ COMPARISON = "set setp selp slct".split()
 MOVEMENT = "mov cvt cvta ld ldu st atom red isspacep mapa getctarank prefetch prefetchu applypriority discard".split()
 CONTROL = "bra call ret exit trap brkpt bar barrier nanosleep pmevent".split()
 COLLECTIVE = "shfl vote match activemask redux elect ldmatrix stmatrix movmatrix".split()
-ASYNCHRONOUS = "cp mbarrier fence membar wgmma tcgen05 griddepcontrol clusterlaunchcontrol setmaxnreg".split()
+ASYNCHRONOUS = "cp mbarrier fence membar wgmma tcgen05 griddepcontrol setmaxnreg".split()
 
 OPCODES = frozenset(ARITHMETIC + BITS + COMPARISON + MOVEMENT + CONTROL + COLLECTIVE + ASYNCHRONOUS)
 """Every base opcode that this machine knows; the forms of each are held by its instruction family."""
