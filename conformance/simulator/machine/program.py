@@ -258,4 +258,3 @@ def _ends(segment: Segment) -> bool:
     """Whether no lane goes on behind it."""
     (instruction,) = segment.instructions
     return instruction.base in ("ret", "exit", "trap") and instruction.guard is None
-

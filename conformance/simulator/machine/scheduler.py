@@ -15,7 +15,6 @@ from flamia.conformance.simulator.machine.taint import Taint
 from flamia.conformance.simulator.machine.trace import Trace
 
 if TYPE_CHECKING:
-
     from flamia.conformance.simulator.machine.program import Program
     from flamia.conformance.simulator.machine.warp import Warp
 

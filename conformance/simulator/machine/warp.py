@@ -348,4 +348,3 @@ class _Meetings:
 
     def __init__(self, warp: Warp) -> None:
         self.open: dict[int, tuple[Join, tuple[Join, ...]]] = {}
-

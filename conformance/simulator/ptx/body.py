@@ -278,4 +278,3 @@ class _Body:
 def parse_body(stream: Stream, function: Function, files: dict[int, str]) -> None:
     """Fill ``function`` from its body, braces included."""
     _Body(stream, function, files).parse()
-
