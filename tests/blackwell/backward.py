@@ -19,11 +19,27 @@ from flamia.reference.forward import attention_forward
 def draw(
     lengths: tuple[int, ...], heads: tuple[int, int], dim: int, seed: int = 0, dtype: Any = bfloat16
 ) -> dict[str, Any]:
-    """Normal q, k, v and dout of packed documents."""
+    """Normal q, k, v and dout of packed documents; tokens of v differ in size, so that V1 is not V32."""
     rng = np.random.default_rng(seed)
     total, (hq, hkv) = sum(lengths), heads
     q, k, v, dout = (rng.standard_normal((total, h, dim), np.float32).astype(dtype) for h in (hq, hkv, hkv, hq))
+    v = (v.astype(np.float32) * np.exp2(rng.integers(-9, 1, (total, 1, 1)))).astype(dtype)
     return {"q": q, "k": k, "v": v, "dout": dout, "cu_seqlens": np.concatenate([[0], np.cumsum(lengths)])}
+
+
+def damage(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Lost tokens of every tensor, tokens of zeros, and queries without a gradient."""
+    out = {name: x.copy() for name, x in inputs.items()}
+    out["q"][70, 0, 3] = np.nan
+    out["k"][133, 0, 3] = np.nan
+    out["v"][37, 0, 5] = np.inf
+    out["dout"][150, 0, 1] = np.inf
+    out["dout"][[2, 140], 0] = 0
+    out["dout"][32:64, 0] = 0
+    out["q"][[5, 90], 0] = 0
+    out["k"][[6, 100], 0] = 0
+    out["v"][64:96, 0] = 0
+    return out
 
 
 class Expected:
@@ -90,24 +106,37 @@ class Expected:
 
 @lru_cache(maxsize=32)
 def expected(
-    recipe: str, dim: int, lengths: tuple[int, ...], heads: tuple[int, int], causal: bool = True, seed: int = 0
+    recipe: str,
+    dim: int,
+    lengths: tuple[int, ...],
+    heads: tuple[int, int],
+    causal: bool = True,
+    seed: int = 0,
+    damaged: bool = False,
 ) -> Expected:
-    """The reference for normal inputs."""
-    return Expected(draw(lengths, heads, dim, seed), recipe, causal)
+    """The reference for normal inputs, `damage` done to them or not."""
+    inputs = draw(lengths, heads, dim, seed)
+    return Expected(damage(inputs) if damaged else inputs, recipe, causal)
 
 
-def check(
+def run(
     build: Build,
     lengths: tuple[int, ...] = (160, 33),
     heads: tuple[int, int] = (2, 1),
     causal: bool = True,
     draws: int = 0,
     owners: tuple[str, ...] = OWNERS,
+    damaged: bool = False,
     **options: Any,
-) -> Outcome:
-    """Run normal inputs and compare."""
-    reference = expected(build.recipe, build.dim, lengths, heads, causal, draws)
+) -> tuple[Outcome, str | None]:
+    """Run normal inputs; also the first coordinate that differs."""
+    reference = expected(build.recipe, build.dim, lengths, heads, causal, draws, damaged)
     got = run_backward(build, reference.operands, owners=owners, **options)
-    wrong = reference.mismatch(got, owners)
+    return got, reference.mismatch(got, owners)
+
+
+def check(build: Build, *arguments: Any, **options: Any) -> Outcome:
+    """`run`, and demand that nothing differs."""
+    got, wrong = run(build, *arguments, **options)
     assert wrong is None, wrong
     return got

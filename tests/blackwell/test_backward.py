@@ -1,6 +1,12 @@
-"""The Blackwell backward gives the reference's bits on the simulator."""
+"""The Blackwell backward gives the reference's bits on the simulator, whatever the timing, the grid and the input.
+
+A few cases by default; all with ``FLAMIA_THOROUGH=1``.
+"""
 
 from __future__ import annotations
+
+import os
+from typing import Any
 
 import pytest
 
@@ -8,19 +14,44 @@ from flamia.conformance.simulator.attention_backward import Build
 from flamia.kernels.targets import SM_100A, SM_103A
 from tests.blackwell.backward import check
 
+THOROUGH = os.environ.get("FLAMIA_THOROUGH", "") == "1"
+SEEDS = 50 if THOROUGH else 3
 
-@pytest.mark.parametrize(
-    ("recipe", "dim", "target", "lengths", "heads", "causal"),
-    [
-        ("mxfp8", 128, SM_100A, (0, 160, 33), (3, 1), True),
-        ("nvfp4_fp8", 64, SM_103A, (129, 1), (1, 1), True),
-        ("mxfp8", 64, SM_103A, (130,), (1, 1), False),
-    ],
-    ids=["mxfp8 d128 gqa", "nvfp4 d64 sm_103a", "mxfp8 d64 full"],
-)
-def test_gradients_and_tiles_have_the_bits_of_the_reference(recipe, dim, target, lengths, heads, causal):  # type: ignore[no-untyped-def]
-    outcome = check(Build(recipe, dim, target), lengths, heads, causal)
+CASES: dict[str, dict[str, Any]] = {
+    "mxfp8 d128 gqa": {"build": Build("mxfp8", 128), "lengths": (0, 140, 1), "heads": (3, 1)},
+    "nvfp4 d64 sm_103a": {"build": Build("nvfp4_fp8", 64, SM_103A), "lengths": (129,), "heads": (1, 1)},
+    "full": {"build": Build("mxfp8", 64, SM_103A), "lengths": (130,), "heads": (1, 1), "causal": False},
+}
+THOROUGH_CASES: dict[str, dict[str, Any]] = {
+    f"{recipe} d{dim} {target.name} {'causal' if causal else 'full'}": {
+        "build": Build(recipe, dim, target),
+        "lengths": (0, 1, 31, 33, 127, 128, 129, 300),
+        "heads": (2, 2),
+        "causal": causal,
+    }
+    for recipe in ("mxfp8", "nvfp4_fp8")
+    for dim in (64, 128)
+    for target in (SM_100A, SM_103A)
+    for causal in (True, False)
+}
+THOROUGH_CASES["eight query heads"] = {"build": Build("mxfp8", 128), "lengths": (140, 20), "heads": (8, 1)}
+
+
+@pytest.mark.parametrize("case", CASES | (THOROUGH_CASES if THOROUGH else {}))
+def test_gradients_and_tiles_have_the_bits_of_the_reference(case: str) -> None:
+    outcome = check(**(CASES | THOROUGH_CASES)[case])
     assert all(not report.approximate for report in outcome.reports.values())
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "nvfp4_fp8"] if THOROUGH else ["mxfp8"])
+def test_lost_tokens_reach_what_the_contract_says_and_nothing_else(recipe: str) -> None:
+    check(Build(recipe, 64), (160, 20), (1, 1), damaged=True)
+
+
+@pytest.mark.parametrize("owner", ["keys", "queries"])
+def test_neither_timing_nor_grid_shows(owner: str) -> None:
+    for seed in range(SEEDS):
+        check(Build(dim=64, hooks=0), (140, 33), (1, 1), owners=(owner,), seed=seed, ctas=1 + seed % 4)
 
 
 def test_a_strict_build_relies_on_nothing_that_ptx_does_not_promise() -> None:

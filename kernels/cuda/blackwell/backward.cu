@@ -15,12 +15,11 @@
 //   columns_empty   8 compute warps, behind X                column warps         its place
 //   s_full          commit behind S                          compute              S; also: dV of the tile before is done
 //   s_read          8 compute warps, S in registers          multiply             S's columns 32..63, for scales of dP, dV
-//   p_ready         8 compute warps, P and its scales stored multiply             P (owner of keys)
+//   p_ready         8 compute warps, P and its scales stored multiply             P (owner of keys); dV and dK of the head before
 //   g_full          commit behind dP                         compute              dP; also: dK of the tile before is done
 //   g_read          8 compute warps, dP and P in registers   multiply             S and P; dP's columns 32..63
 //   x_ready         8 compute warps, X and its scales stored multiply             X
 //   sums_full       commit behind a sum's last product       compute              dV and dK, or dQ
-//   sums_read       8 compute warps, sums in registers       multiply             their place
 //   settled         commit (STRICT)                          multiply             nothing is under way
 #include "blackwell/backward_compute.cuh"
 #include "blackwell/backward_load.cuh"
@@ -60,7 +59,6 @@ __device__ __forceinline__ void init_barriers(b::Shared& shared) {
   init(shared.g_read, b::COMPUTE_WARPS);
   init(shared.p_ready, b::COMPUTE_WARPS);
   init(shared.x_ready, b::COMPUTE_WARPS);
-  init(shared.sums_read, b::COMPUTE_WARPS);
   ptx::fence_mbarrier_init();
 }
 

@@ -49,7 +49,7 @@ __device__ __forceinline__ Row read_row(const BackwardParams& p, const Work& wor
     out.top = p.top[where];
     out.shift = shift_of(out.top);
     out.delta = p.delta[where];
-    out.factor = __fmul_rn(p.softmax_scale, out.power);
+    out.reach = reach_of(out.top);
     out.usual &= is_usual_top(out.top);
   }
   return out;
@@ -89,6 +89,7 @@ struct Computer {
   // From S to P, in place; returns the scale bytes of the two blocks.
   __device__ __forceinline__ uint32_t compute_p(const Work& work, int g, int j, const Columns& columns, const Row& row,
                                                 const View& view, const Constants& constants, bool unusual) {
+    const float reach = fmaxf(columns.reach[0], columns.reach[1]);
     uint32_t bytes = 0;
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
@@ -100,10 +101,10 @@ struct Computer {
       uint32_t codes[BLOCK_WORDS], byte;
       switch (sight_of(bound)) {
         case Sight::ALL:
-          byte = probabilities<false>(codes, s, columns, BLOCK * block, row, bound, constants, unusual);
+          byte = probabilities<false>(codes, s, columns, BLOCK * block, row, bound, constants, unusual, reach);
           break;
         case Sight::SOME:
-          byte = probabilities<true>(codes, s, columns, BLOCK * block, row, bound, constants, unusual);
+          byte = probabilities<true>(codes, s, columns, BLOCK * block, row, bound, constants, unusual, reach);
           break;
         default:
           byte = 127 - 8;
@@ -240,7 +241,6 @@ struct Computer {
       }
       if (last && used) store_part(out + (first + c) * size, x, p.element);
     }
-    arrive_warp_tensor(shared.sums_read);
   }
 
   __device__ __forceinline__ void run() {

@@ -58,9 +58,10 @@ constexpr uint32_t GRADIENT_SCALES = S_COLUMN + 32, VALUE_SCALES = S_COLUMN + 40
 constexpr uint32_t SCORE_SCALES_A = G_COLUMN + 32, SCORE_SCALES_B = SCORE_SCALES_A + 4 * SCORE_SCALE_TILES;
 constexpr uint32_t X_SCALES = G_COLUMN + 48;
 static_assert(SECOND_COLUMN + D <= COLUMNS, "S, dP, dV and dK must fit the 512 columns");
-static_assert(2 * BLOCK_WORDS <= 32 && GRADIENT_SCALES + 8 <= VALUE_SCALES && VALUE_SCALES + 8 <= S_COLUMN + HALF,
+static_assert(S_COLUMN + 2 * BLOCK_WORDS <= GRADIENT_SCALES && GRADIENT_SCALES + 8 <= VALUE_SCALES &&
+                  VALUE_SCALES + 8 <= S_COLUMN + HALF,
               "P and the scales parked in S must not overlap");
-static_assert(SCORE_SCALES_B + 4 * SCORE_SCALE_TILES <= X_SCALES && X_SCALES + 8 <= G_COLUMN + HALF,
+static_assert(G_COLUMN + 2 * BLOCK_WORDS <= SCORE_SCALES_A && SCORE_SCALES_B + 4 * SCORE_SCALE_TILES <= X_SCALES && X_SCALES + 8 <= G_COLUMN + HALF,
               "X and the scales parked in dP must not overlap");
 
 // ---- work ------------------------------------------------------------------------------------------------------
@@ -80,12 +81,13 @@ static_assert(sizeof(Work) == 32, "two 16-byte loads");
 
 // What belongs to the columns of a tile, ready for pairs of columns.
 struct alignas(16) Columns {
-  float shift[TILE];   // owner of keys: MAGIC + 8 - m
-  float delta[TILE];   // owner of keys
-  float factor[TILE];  // softmax_scale 2^eQ; owner of queries: 2^eK
-  float top[TILE];     // owner of keys: m, +inf, NaN
-  float power[TILE];   // owner of keys: 2^eQ
-  uint32_t unusual[COLUMN_WARPS];  // whether one of them is outside Note [Fast tiles]
+  float power[TILE];  // 2^eQ; owner of queries, for whom this is all: 2^eK
+  float minus[TILE];  // -delta 2^eQ
+  float shift[TILE];  // MAGIC + 8 - m
+  float delta[TILE];
+  float top[TILE];  // m, +inf, NaN
+  uint32_t unusual[COLUMN_WARPS];  // whether one of them is outside Note [Fast tiles] of backward_numbers.cuh
+  float reach[COLUMN_WARPS];       // the largest |m|
 };
 
 // ---- shared memory ---------------------------------------------------------------------------------------------
@@ -132,7 +134,7 @@ struct alignas(1024) Shared {
   uint64_t score_full[STREAM_STAGES], score_empty[STREAM_STAGES];
   uint64_t gradient_full[STREAM_STAGES], gradient_empty[STREAM_STAGES];
   uint64_t columns_full[COLUMN_STAGES], columns_empty[COLUMN_STAGES];
-  uint64_t s_full, s_read, g_full, g_read, p_ready, x_ready, sums_full, sums_read, settled;
+  uint64_t s_full, s_read, g_full, g_read, p_ready, x_ready, sums_full, settled;
   uint32_t tensor_memory;
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "a CTA has 227 KB of shared memory");

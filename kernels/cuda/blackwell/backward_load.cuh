@@ -113,23 +113,23 @@ __device__ __forceinline__ void load(const BackwardParams& p, Shared& shared) {
 
 // ---- columns ---------------------------------------------------------------------------------------------------
 
-// softmax_scale 2^eQ of a query.
-__device__ __forceinline__ float factor_of(const BackwardParams& p, float power) { return __fmul_rn(p.softmax_scale, power); }
-
-// One column; returns whether it is usual.
-__device__ __forceinline__ bool prepare_column(const BackwardParams& p, Columns& columns, int64_t slot, int column) {
+// One column; returns whether it is usual, and its |m|.
+__device__ __forceinline__ bool prepare_column(const BackwardParams& p, Columns& columns, int64_t slot, int column,
+                                               float& reach) {
   const int64_t where = slot * TILE + column;
   if constexpr (KEYS) {
     const float top = p.top[where], exponent = p.q_exponents[where], delta = p.delta[where], power = power_of(exponent);
-    columns.top[column] = top;
+    columns.power[column] = power;
+    columns.minus[column] = -__fmul_rn(delta, power);
     columns.shift[column] = shift_of(top);
     columns.delta[column] = delta;
-    columns.power[column] = power;
-    columns.factor[column] = factor_of(p, power);
-    return is_usual_top(top) && is_usual_exponent(exponent);
+    columns.top[column] = top;
+    reach = reach_of(top);
+    return is_usual_top(top) && is_usual_exponent(exponent) && is_usual_delta(delta);
   } else {
     const float exponent = p.k_exponents[where];
-    columns.factor[column] = power_of(exponent);
+    columns.power[column] = power_of(exponent);
+    reach = 0.0f;
     return is_usual_exponent(exponent);
   }
 }
@@ -149,9 +149,15 @@ __device__ __forceinline__ void prepare_columns(const BackwardParams& p, Shared&
         wait(shared.columns_empty[ring.stage], ring.phase ^ 1);
         const int64_t slot = stream_slot(p, work, g) + j;
         const int column = TILE / COLUMN_WARPS * warp + lane;
-        const bool usual = prepare_column(p, to, slot, column), usual_too = prepare_column(p, to, slot, column + 32);
-        const uint32_t unusual = ptx::vote_any(!usual || !usual_too);
-        if (lane == 0) to.unusual[warp] = unusual;
+        float reach, reach_too;
+        const bool usual = prepare_column(p, to, slot, column, reach);
+        const bool usual_too = prepare_column(p, to, slot, column + 32, reach_too);
+        const bool unusual = ptx::vote_any(!usual || !usual_too);
+        const uint32_t farthest = ptx::redux_max_u32(__float_as_uint(fmaxf(reach, reach_too)));
+        if (lane == 0) {
+          to.unusual[warp] = unusual;
+          to.reach[warp] = __uint_as_float(farthest);
+        }
         arrive_warp(shared.columns_full[ring.stage]);
         ring.advance();
       }

@@ -21,7 +21,6 @@ struct Multiplier {
   Ring<FIXED_STAGES> fixed = {};
   Ring<STREAM_STAGES> scored = {}, graded = {};
   uint32_t tiles = 0;    // whose S has been issued, over all items
-  uint32_t sums = 0;     // sums that have been started, likewise
   uint32_t waits = 0;    // of `settle`
   Pending pending = {};
 
@@ -100,7 +99,6 @@ struct Multiplier {
   __device__ __forceinline__ void multiply_pending() {
     if (!pending.any) return;
     wait(shared.x_ready, tiles_x++ & 1);
-    if (!KEYS && pending.fresh) wait_sums();
     ptx::tcgen05_fence_after_thread_sync();
     settle();
     copy_scales(X_SCALES, shared.x_scales);
@@ -113,13 +111,11 @@ struct Multiplier {
   }
   uint32_t tiles_x = 0;
 
-  // Until the sums before have been read.
-  __device__ __forceinline__ void wait_sums() { wait(shared.sums_read, sums++ & 1 ^ 1); }
-
   // Note [Order of backward products]
   // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
   // S(n) | dK(n - 1) | dP(n) | dV(n) | S(n + 1) ..: S(n + 1) runs while X(n) is computed, dP(n + 1) while P(n + 1) is, so that
-  // the warps that compute find their numbers ready. The order runs on over heads and items.
+  // the warps that compute find their numbers ready. The order runs on over heads and items. A new sum overwrites the one
+  // before: its first product waits for numbers of warps that have read that one first.
   __device__ __forceinline__ void multiply_tile(const Fixed& a, int copy, bool first, bool last) {
     const uint32_t parity = tiles & 1;
     const ScoreStage& score = shared.scores[scored.stage];
@@ -135,7 +131,6 @@ struct Multiplier {
     multiply_gradients(a, copy, gradient);
     if constexpr (KEYS) {
       wait(shared.p_ready, parity);
-      if (first) wait_sums();
       ptx::tcgen05_fence_after_thread_sync();
       settle();
       copy_scales(VALUE_SCALES, shared.p_scales);

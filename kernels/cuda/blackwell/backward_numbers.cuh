@@ -5,14 +5,16 @@
 // With the integer m of a query and k = MAGIC + 8 - m, the FP32 numbers around c S + k are the integers while |c S| and |m|
 // are at most 2^20. So fma(S, c, k) rounded up is ceil(c S) - m + 8 + MAGIC: its largest gives E; rounded down it is t =
 // floor(c S) + k, the exponent of P in its low bits, and fma(S, c, k - t) is the fraction, rounded once (Note [Floor by a
-// magic addend] of exp2.cuh). t is raised to MAGIC + E - 24, where P rounds to 0, so that no exponent wraps. 2^-E is in the
-// coefficients of the cubic. An inactive query has m = 2^20: its P is 0, and it never gives the maximum.
+// magic addend] of exp2.cuh). 2^-E is in the coefficients of the cubic. An inactive query has m = 2^20: its P is 0, and it
+// never gives the maximum. t is raised to MAGIC + E - 24, where P rounds to 0, so that no exponent wraps; where c |S| and
+// |m| together are at most 100 (`REACH`), none does.
 //
 // Powers of two commute with rounding as long as nothing leaves the normal numbers, so that X is
-//   fl(fl(P' fl(dP - delta)) (softmax_scale 2^eQ)) with P' the codes of P, and 2^(E - 8) 2^eK in the factor of the
-// quantization. An entry that is not rounded to 0 has at least 2^-19 of the tile's largest X, so the tile's largest tells
-// whether all that counts was normal: from 2^-70 to 2^40 it was, with exponents from -30 to 8 and softmax_scale from
-// 2^-10 to 2^10.
+//   fl(v (softmax_scale 2^(E - 8 + eK - e))), v = fl(P' fma(dP, 2^eQ, -delta 2^eQ))
+// with P' the codes of P and 2^e the tile's scale; as rounding is monotone, the largest |v| gives the largest |X|. (The owner
+// of queries has 2^eK on its columns instead: v = fl(P' fl(dP - delta)) 2^eK.) An entry that is not rounded to 0 has at least
+// 2^-19 of the tile's largest X, so the tile's largest tells whether all that counts was normal: from 2^-70 to 2^40 it was,
+// with exponents from -30 to 8, softmax_scale from 2^-10 to 2^10, and delta 0 or from 2^-90 to 2^90.
 //
 // Whatever is outside, NaN first of all, takes the operations of the reference one by one (`*_slow`). Both ways give the
 // same bits where both apply, so the choice shows nowhere.
@@ -28,12 +30,15 @@ using layout::BLOCK;
 
 constexpr float IDLE_TOP = 1048576.0f;  // 2^20
 constexpr float LOWEST_E = -100.0f;
+constexpr float REACH = 100.0f;
 constexpr float SMALLEST_X = 0x1p-70f, LARGEST_X = 0x1p40f;
 constexpr uint32_t NAN_CODE = 0x7F;
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(formats::EXPONENT); }
 __device__ __forceinline__ float shift_of(float top) { return __fsub_rn(MAGIC + 8.0f, top == infinity() ? IDLE_TOP : top); }
+__device__ __forceinline__ float reach_of(float top) { return fabsf(top) < IDLE_TOP ? fabsf(top) : IDLE_TOP; }
 __device__ __forceinline__ bool is_usual_top(float top) { return fabsf(top) < IDLE_TOP || top == infinity(); }
+__device__ __forceinline__ bool is_usual_delta(float x) { return x == 0.0f || (fabsf(x) >= 0x1p-90f && fabsf(x) <= 0x1p90f); }
 __device__ __forceinline__ bool is_usual_exponent(float e) { return e >= -30.0f && e <= 8.0f; }
 
 // 2^e for an integral e, -127..127; NaN stays.
@@ -53,7 +58,8 @@ struct Constants {
 
 // What belongs to a thread's row; as `Columns`.
 struct Row {
-  float top = 0.0f, shift = 0.0f, delta = 0.0f, factor = 0.0f;  // owner of queries
+  float top = 0.0f, shift = 0.0f, delta = 0.0f;  // owner of queries
+  float reach = 0.0f;                            // |m|, likewise
   float power = 0.0f, exponent = 0.0f;  // 2^eK and eK, or 2^eQ and eQ
   bool usual = false;
 };
@@ -101,8 +107,8 @@ __device__ __forceinline__ float scan_scores(const float (&s)[BLOCK], const floa
   return largest == minus_infinity() ? 0.0f : __fmaf_ru(largest, c, row.shift);
 }
 
-// Codes of P under 2^(E - 8).
-template <bool MASKED>
+// Codes of P under 2^(E - 8). RAISED: exponents might wrap.
+template <bool MASKED, bool RAISED>
 __device__ __forceinline__ void round_scores(uint32_t (&codes)[BLOCK_WORDS], const float (&s)[BLOCK], const float* shifts,
                                              const Row& row, int bound, float c, float e) {
   const float scale = exp2_integer(-e), low = __fadd_rn(MAGIC - 24.0f, e);
@@ -119,9 +125,11 @@ __device__ __forceinline__ void round_scores(uint32_t (&codes)[BLOCK_WORDS], con
       const uint64_t t = ptx::fma_rm_f32x2(x, cc, kk);
       const uint64_t f = ptx::fma_rn_f32x2(x, cc, ptx::sub_rn_f32x2(kk, t));
       const uint64_t p = ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(c3, f, c2), f, c1), f, c0);
-      const float2 mantissa = ptx::unpack_f32x2(p), exponent = ptx::unpack_f32x2(t);
-      y[j] = __uint_as_float(__float_as_uint(mantissa.x) + (__float_as_uint(fmaxf(exponent.x, low)) << 23));
-      y[j + 1] = __uint_as_float(__float_as_uint(mantissa.y) + (__float_as_uint(fmaxf(exponent.y, low)) << 23));
+      const float2 mantissa = ptx::unpack_f32x2(p);
+      float2 exponent = ptx::unpack_f32x2(t);
+      if constexpr (RAISED) exponent = make_float2(fmaxf(exponent.x, low), fmaxf(exponent.y, low));
+      y[j] = __uint_as_float(__float_as_uint(mantissa.x) + (__float_as_uint(exponent.x) << 23));
+      y[j + 1] = __uint_as_float(__float_as_uint(mantissa.y) + (__float_as_uint(exponent.y) << 23));
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
@@ -183,10 +191,11 @@ __device__ __forceinline__ uint32_t probabilities_slow(uint32_t (&codes)[BLOCK_W
   return scale_byte(scale);
 }
 
-// P of a tile from its scores; returns the scale byte 127 + E - 8. `unusual`: of the columns.
+// P of a tile from its scores; returns the scale byte 127 + E - 8. `unusual`: of the columns; `reach`: their largest |m|.
 template <bool MASKED>
 __device__ __forceinline__ uint32_t probabilities(uint32_t (&codes)[BLOCK_WORDS], float (&s)[BLOCK], const Columns& columns,
-                                                  int first, const Row& row, int bound, const Constants& g, bool unusual) {
+                                                  int first, const Row& row, int bound, const Constants& g, bool unusual,
+                                                  float reach) {
   float magnitude;
   const float largest = scan_scores<MASKED>(s, columns.shift + first, row, bound, g.c, magnitude);
   const uint32_t key = ptx::redux_max_u32(__float_as_uint(largest));
@@ -194,7 +203,12 @@ __device__ __forceinline__ uint32_t probabilities(uint32_t (&codes)[BLOCK_WORDS]
   if (key == 0 || e < -IDLE_TOP / 2.0f) e = 0.0f;  // nothing is visible and active
   const bool fast = !unusual && row.usual && magnitude <= g.largest_score && e >= LOWEST_E;
   if (ptx::vote_any(!fast)) return probabilities_slow(codes, s, columns, first, row, bound, g);
-  round_scores<MASKED>(codes, s, columns.shift + first, row, bound, g.c, e);
+  const bool near = !MASKED && __fmaf_ru(magnitude, g.c, KEYS ? reach : row.reach) <= REACH;
+  if (!MASKED && !ptx::vote_any(!near)) {
+    round_scores<MASKED, MASKED>(codes, s, columns.shift + first, row, bound, g.c, e);
+  } else {
+    round_scores<MASKED, true>(codes, s, columns.shift + first, row, bound, g.c, e);
+  }
   return uint32_t(int(e) + 119);
 }
 
@@ -210,7 +224,7 @@ __device__ __forceinline__ uint32_t gradients_slow(uint32_t (&codes)[BLOCK_WORDS
   for (int i = 0; i < BLOCK; ++i) {
     const float top = KEYS ? columns.top[first + i] : row.top, delta = KEYS ? columns.delta[first + i] : row.delta;
     const float of_query = KEYS ? columns.power[first + i] : row.power;
-    const float of_key = KEYS ? row.power : columns.factor[first + i];
+    const float of_key = KEYS ? row.power : columns.power[first + i];
     const uint32_t code = p[i / 4] >> 8 * (i % 4) & 0xFF;
     const float value = code == NAN_CODE ? not_a_number() : __fmul_rn(formats::decode_e4m3(code), p_scale);
     float y = __fmul_rn(__fmul_rn(__fsub_rn(x[i], delta), value), g.softmax_scale);
@@ -229,24 +243,27 @@ __device__ __forceinline__ uint32_t gradients_slow(uint32_t (&codes)[BLOCK_WORDS
   return byte;
 }
 
-// X of a tile from dP and P, over 2^(E - 8) and, for the owner of keys, 2^eK.
-__device__ __forceinline__ float scan_gradients(uint64_t (&w)[BLOCK / 2], const float (&dp)[BLOCK],
+// v of Note [Fast tiles]; returns the largest |v|, NaN if one is.
+__device__ __forceinline__ float scan_gradients(uint64_t (&v)[BLOCK / 2], const float (&dp)[BLOCK],
                                                 const uint32_t (&p)[BLOCK_WORDS], const Columns& columns, int first,
                                                 const Row& row) {
   float largest = 0.0f;
 #pragma unroll
   for (int i = 0; i < BLOCK; i += 4) {
-    Pair delta = {twice(row.delta), twice(row.delta)};
-    if constexpr (KEYS) delta = load_pairs(columns.delta + first + i);
-    const Pair factor = load_pairs(columns.factor + first + i);
+    const Pair power = load_pairs(columns.power + first + i);
+    Pair minus = {};
+    if constexpr (KEYS) minus = load_pairs(columns.minus + first + i);
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       const float2 code = formats::decode_e4m3x2(p[i / 4] >> 8 * j);
-      uint64_t x = ptx::sub_rn_f32x2(ptx::pack_f32x2(dp[i + j], dp[i + j + 1]), j == 0 ? delta.low : delta.high);
-      x = ptx::mul_rn_f32x2(x, ptx::pack_f32x2(code.x, code.y));
-      if constexpr (!KEYS) x = ptx::mul_rn_f32x2(x, twice(row.factor));
-      x = ptx::mul_rn_f32x2(x, j == 0 ? factor.low : factor.high);
-      w[(i + j) / 2] = x;
+      const uint64_t c = ptx::pack_f32x2(code.x, code.y), of_column = j == 0 ? power.low : power.high;
+      uint64_t x = ptx::pack_f32x2(dp[i + j], dp[i + j + 1]);
+      if constexpr (KEYS) {
+        x = ptx::mul_rn_f32x2(ptx::fma_rn_f32x2(x, of_column, j == 0 ? minus.low : minus.high), c);
+      } else {
+        x = ptx::mul_rn_f32x2(ptx::mul_rn_f32x2(ptx::sub_rn_f32x2(x, twice(row.delta)), c), of_column);
+      }
+      v[(i + j) / 2] = x;
       const float2 y = ptx::unpack_f32x2(x);
       largest = ptx::max_nan_abs_f32(largest, y.x, y.y);
     }
@@ -258,23 +275,24 @@ __device__ __forceinline__ float scan_gradients(uint64_t (&w)[BLOCK / 2], const 
 __device__ __forceinline__ uint32_t gradients(uint32_t (&codes)[BLOCK_WORDS], float (&dp)[BLOCK],
                                               const uint32_t (&p)[BLOCK_WORDS], uint32_t p_byte, const Columns& columns,
                                               int first, const Row& row, int bound, const Constants& g, bool unusual) {
-  uint64_t w[BLOCK / 2];
-  const float largest = scan_gradients(w, dp, p, columns, first, row);
-  const float exponent = float(int(p_byte) - 127) + (KEYS ? row.exponent : 0.0f);  // of what is left out
-  const bool fits = row.usual && exponent >= -126.0f && exponent <= 126.0f;
-  const float own = __fmul_rn(fabsf(largest), fits ? exp2_integer(exponent) : 0.0f);
+  uint64_t v[BLOCK / 2];
+  const float largest = scan_gradients(v, dp, p, columns, first, row);
+  const float exponent = __fadd_rn(float(int(p_byte) - 127), row.exponent);  // of what is not in v
+  const bool fits = row.usual && exponent >= -126.0f && exponent <= 110.0f;
+  const float own = __fmul_rn(__fmul_rn(fabsf(largest), g.softmax_scale), fits ? exp2_integer(exponent) : 0.0f);
   // NaN has the largest bits, so that it reaches every lane.
   const uint32_t amax = ptx::redux_max_u32(__float_as_uint(own));
   const uint32_t byte = formats::rceil_e4m3(__uint_as_float(amax));
   const float rest = __fsub_rn(exponent, float(int(byte) - 127));
-  bool slow = unusual || !fits || amax > __float_as_uint(LARGEST_X) || rest > 127.0f || (largest != 0.0f && rest < -126.0f);
-  if (amax < __float_as_uint(SMALLEST_X)) slow |= largest != 0.0f;
+  const bool small = amax < __float_as_uint(SMALLEST_X);
+  const bool slow = unusual || !fits || amax > __float_as_uint(LARGEST_X) ||
+                    (largest != 0.0f && (small || rest > 110.0f || rest < -110.0f));
   if (ptx::vote_any(slow)) return gradients_slow(codes, dp, p, p_byte, columns, first, row, bound, g);
-  const uint64_t factor = twice(exp2_integer(fmaxf(fminf(rest, 127.0f), -126.0f)));
+  const uint64_t factor = twice(__fmul_rn(g.softmax_scale, exp2_integer(fmaxf(fminf(rest, 110.0f), -110.0f))));
 #pragma unroll
   for (int i = 0; i < BLOCK_WORDS; ++i) {
-    const float2 low = ptx::unpack_f32x2(ptx::mul_rn_f32x2(w[2 * i], factor));
-    const float2 high = ptx::unpack_f32x2(ptx::mul_rn_f32x2(w[2 * i + 1], factor));
+    const float2 low = ptx::unpack_f32x2(ptx::mul_rn_f32x2(v[2 * i], factor));
+    const float2 high = ptx::unpack_f32x2(ptx::mul_rn_f32x2(v[2 * i + 1], factor));
     codes[i] = formats::encode_e4m3x4(low.x, low.y, high.x, high.y);
   }
   return byte;
