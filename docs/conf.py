@@ -27,6 +27,7 @@ extensions = [
     "study_run",
     "conformance_tables",
     "simulator_pages",
+    "blackwell_pages",
 ]
 myst_enable_extensions = ["dollarmath", "deflist"]
 templates_path = ["_templates"]

@@ -31,6 +31,10 @@ BUILT_IN: dict[str, tuple[str, Callable[[str], Target] | None]] = {
     "reference": ("flamia.reference under --recipe and --profile", None),
     "cuda": ("the quantization kernels of flamia.kernels on a GPU: level 1", _module_target("cuda")),
     "hopper": ("attention of flamia.kernels on compute capability 9.0 (H100, H200)", _module_target("hopper")),
+    "blackwell": (
+        "attention of flamia.kernels on compute capability 10.0 and 10.3 (B200, B300)",
+        _module_target("blackwell"),
+    ),
     **{
         f"simulator:{chip}": (f"the kernels for {chip} on the simulator: no GPU", _module_target("simulator", chip))
         for chip in ("sm_100a", "sm_103a")

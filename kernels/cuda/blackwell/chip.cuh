@@ -27,7 +27,7 @@ struct Chip {
 // B200.
 struct Chip {
   static constexpr bool LOADS_WITH_MAXIMUM = false;
-  static constexpr int HARDWARE_PAIRS_OF_16 = 6;
+  static constexpr int HARDWARE_PAIRS_OF_16 = 8;
 
   __device__ static __forceinline__ float load_with_maximum(float (&)[128], uint32_t) { return 0.0f; }
 };

@@ -119,14 +119,14 @@ __device__ __forceinline__ void round_row(uint32_t to, const float (&s)[128], fl
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const float a = s[4 * i + 2 * j], b = s[4 * i + 2 * j + 1];
-      if ((2 * i + j) % 16 < HARDWARE_PAIRS_OF_16) {
+      if ((2 * i + j) * HARDWARE_PAIRS_OF_16 % 16 < HARDWARE_PAIRS_OF_16) {  // spread evenly
         const float2 x = ptx::unpack_f32x2(ptx::fma_rn_f32x2(ptx::pack_f32x2(a, b), cc, shifts));
         y[j] = make_float2(ptx::ex2_approx_f32(x.x), ptx::ex2_approx_f32(x.y));
       } else {
         y[j] = exp2_shifted(a, b, cc, kk, low);
       }
     }
-    p[i % 8] = formats::encode_e4m3x4(y[0].x, y[0].y, y[1].x, y[1].y);
+    p[i % 8] = ptx::cvt_rn_satfinite_e4m3x2_f32_twice(y[0].x, y[0].y, y[1].x, y[1].y);
     if (i % 8 == 7) ptx::tcgen05_st_x8(to + i - 7, p);
   }
 }

@@ -264,6 +264,16 @@ __device__ __forceinline__ float max_nan_abs_f32(float a, float b, float c) {
   return d;
 }
 
+// Four E4M3 codes, the first in the lowest byte: two conversions, of which the second keeps the other half of its word.
+__device__ __forceinline__ uint32_t cvt_rn_satfinite_e4m3x2_f32_twice(float a, float b, float c, float d) {
+  uint32_t codes;
+  asm("{\n\t.reg .b16 low, high;\n\tcvt.rn.satfinite.e4m3x2.f32 low, %2, %1;\n\t"
+      "cvt.rn.satfinite.e4m3x2.f32 high, %4, %3;\n\tmov.b32 %0, {low, high};\n\t}"
+      : "=r"(codes)
+      : "f"(a), "f"(b), "f"(c), "f"(d));
+  return codes;
+}
+
 // About 2^x.
 __device__ __forceinline__ float ex2_approx_f32(float x) {
   float d;
