@@ -1,8 +1,9 @@
 """Attention on Blackwell: the backward, from dout and a forward to dq, dk and dv.
 
-The bits are those of `flamia.reference.attention_backward` under the profile ``blackwell``: a row pre-pass, then one
-kernel whose CTAs own keys (dk, dv) and one whose CTAs own queries (dq). Nothing waits for the device, and no result
-depends on the number of CTAs or the order in which they take their work.
+The bits are those of `flamia.reference.attention_backward` under the profile ``blackwell``: a row pre-pass, a kernel
+whose CTAs own keys (dk, dv), and one for dq. The latter multiplies the tiles of X that the former stored, for as many
+heads at a time as a bound of memory allows; where that is not even one, its CTAs own queries and compute X again. Both
+have the same bits. Nothing waits for the device, and no result depends on the number of CTAs or the order of work.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from flamia.kernels import structs
 from flamia.kernels.blackwell import ELEMENTS, BlackwellForward
 from flamia.kernels.launch import launch
 from flamia.kernels.quantize import RowPass, row_pass
-from flamia.kernels.registry import BLACKWELL_BACKWARD
+from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, Unit
 from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, TICKETS
 from flamia.kernels.tensors import TILE, pointer
 
 USUAL_CONSTANTS = {"c": (2.0**-60, 2.0**60), "softmax_scale": (2.0**-10, 2.0**10)}
 """Constants outside these ranges take the kernels' slow path: Note [Fast tiles] of ``backward_numbers.cuh``."""
+
+X_BYTES = 128 * 128 + 16
+"""A stored tile of X with its scales."""
+
+STORED_BYTES = 4 << 30
+"""Default bound of the memory for tiles of X."""
 
 MAX_CTAS = 160
 """CTAs of a launch: a B200 has 148 multiprocessors, no chip of the family more than 160."""
@@ -44,6 +51,7 @@ def attention_backward(
     recipe: str = "mxfp8",
     softmax_scale: float | None = None,
     score_factor: float = 1.0,
+    stored_bytes: int = STORED_BYTES,
     strict: bool = False,
     exp2: str = "exact",
 ) -> BlackwellGradients:
@@ -52,6 +60,7 @@ def attention_backward(
     :param dout: ``(T, Hq, D)`` CUDA tensor, dtype of the forward's q.
     :param forward: the result of `flamia.kernels.blackwell.attention_forward`, with the backward's items.
     :param recipe: the forward's; ``softmax_scale``, ``score_factor`` and ``exp2`` likewise.
+    :param stored_bytes: bound of the memory for tiles of X; 0: compute them twice.
     :param strict: wait where PTX promises no order.
     :raises TypeError, ValueError: naming the argument.
     """
@@ -70,28 +79,56 @@ def attention_backward(
     fields = _fields(f, rows, scale, score_factor)
     variant: dict[str, Any] = {"recipe": recipe, "dim": dim, "exp2": exp2, "strict": int(strict), "hooks": 0}
     totals = _totals(f, dim)
-    owners: dict[str, dict[str, Any]] = {
-        "keys": {
-            "first": _gradient(dv),
-            "second": _gradient(dk),
-            "totals": pointer(totals),
-            "items": pointer(schedule.backward),
-            "num_items": NUM_BACKWARD,
-            "ticket": pointer(schedule.status) + 4 * (TICKETS + 2),
-        },
-        "queries": {
-            "first": _gradient(dq),
-            "items": pointer(schedule.forward),
-            "num_items": NUM_FORWARD,
-            "ticket": pointer(schedule.status) + 4 * (TICKETS + 4),
-        },
-    }
-    for owner, own in owners.items():
-        items = schedule.backward if owner == "keys" else schedule.forward
-        params = structs.fill(structs.BLACKWELL_BACKWARD, fields | own)
-        unit = BLACKWELL_BACKWARD.unit(owner=owner, **variant)
-        launch(unit, "attention_backward", params, f.out.device, at_most=max(1, min(items.shape[0], MAX_CTAS)))
+    x = _stored_tiles(f, stored_bytes)
+    fields |= {"totals": pointer(totals), "x": pointer(x.codes), "x_scales": pointer(x.scales), "pairs": x.pairs}
+    ticket = pointer(schedule.status) + 4 * (TICKETS + 2)
+    keys = {"first": _gradient(dv), "second": _gradient(dk), "items": pointer(schedule.backward), "ticket": ticket}
+    queries = {"first": _gradient(dq), "items": pointer(schedule.forward), "ticket": ticket + 8}
+    counts = {"num_items": NUM_BACKWARD}, {"num_items": NUM_FORWARD}
+    for first in range(0, schedule.num_kv_heads, x.heads):
+        heads = {"first_head": first, "last_head": min(first + x.heads, schedule.num_kv_heads)}
+        unit = BLACKWELL_BACKWARD.unit(owner="keys", **variant)
+        _launch(unit, "attention_backward", fields | keys | counts[0] | heads, schedule.backward)
+        if x.codes is None:
+            unit = BLACKWELL_BACKWARD.unit(owner="queries", **variant)
+            _launch(unit, "attention_backward", fields | queries | counts[1] | heads, schedule.forward)
+        else:
+            _launch(BLACKWELL_DQ.unit(dim=dim), "attention_dq", fields | queries | counts[1] | heads, schedule.forward)
     return out
+
+
+def _launch(unit: Unit, entry: str, fields: dict[str, Any], items: Any) -> None:
+    ctas = max(1, min(items.shape[0], MAX_CTAS))
+    launch(unit, entry, structs.fill(structs.BLACKWELL_BACKWARD, fields), items.device, at_most=ctas)
+
+
+@dataclass(frozen=True)
+class _StoredTiles:
+    """Room for tiles of X; None: they are not stored.
+
+    :param heads: KV heads of one launch.
+    :param pairs: tiles of a query head.
+    """
+
+    codes: Any
+    scales: Any
+    heads: int
+    pairs: int
+
+
+def _stored_tiles(f: BlackwellForward, bound: int) -> _StoredTiles:
+    """Room for as many heads as fit the bound; their tiles of a pack are counted as if it were one document."""
+    import torch
+
+    schedule, tiles = f.schedule, f.schedule.max_tiles
+    pairs = tiles * (tiles + 1) // 2 if schedule.causal else tiles**2
+    group = schedule.num_q_heads // schedule.num_kv_heads
+    heads = min(schedule.num_kv_heads, bound // max(1, group * pairs * X_BYTES))
+    if heads == 0:
+        return _StoredTiles(None, None, schedule.num_kv_heads, pairs)
+    count = heads * group * pairs
+    codes, scales = (torch.empty(count * n, dtype=torch.uint8, device=f.out.device) for n in (X_BYTES - 16, 16))
+    return _StoredTiles(codes, scales, heads, pairs)
 
 
 def _totals(f: BlackwellForward, dim: int) -> Any:

@@ -312,11 +312,22 @@ BLACKWELL_BACKWARD = Kernel(
     targets=(SM_100A, SM_103A),
 )
 
+BLACKWELL_DQ = Kernel(
+    name="blackwell_dq",
+    summary="attention backward on Blackwell: dQ from stored tiles of X",
+    source="blackwell/dq.cu",
+    params=structs.BLACKWELL_BACKWARD.itemsize,
+    entries=(Entry("attention_dq", threads=(256,), max_registers=128),),
+    parameters=(Parameter("HEAD_DIM", "dim", (64, 128)),),
+    targets=(SM_100A, SM_103A),
+)
+
 KERNELS = (
     *(SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS),
     *(HOPPER_OPERANDS, HOPPER_PACK, HOPPER_FORWARD, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES),
     BLACKWELL_FORWARD,
     BLACKWELL_BACKWARD,
+    BLACKWELL_DQ,
 )
 """Every kernel."""
 

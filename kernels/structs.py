@@ -262,15 +262,18 @@ BLACKWELL_BACKWARD = np.dtype(
         *((name, POINTER) for name in ("dout", "dout_scales", "dout_token_scales", "delta", "top")),
         ("first", TOKENS),
         ("second", TOKENS),
-        *((name, POINTER) for name in ("totals", "tiles", "tile_offsets", "items", "status", "ticket")),
+        *((name, POINTER) for name in ("totals", "x", "x_scales", "tiles", "tile_offsets", "items", "status", "ticket")),
         *((name, POINTER) for name in ("stage_p", "stage_p_scale", "stage_x", "stage_x_scale")),
         ("max_tiles", STRIDE),
+        ("pairs", STRIDE),
         *((name, REAL) for name in ("c", "largest_score", "score_factor", "softmax_scale")),
         *((name, COUNT) for name in ("usual", "group", "causal", "element", "num_items", "stage_tiles")),
+        ("first_head", COUNT),
+        ("last_head", COUNT),
     ],
     align=True,
 )
-"""Both kernels of the Blackwell backward; the strides of ``first`` and ``second`` are in bytes."""
+"""The three kernels of the Blackwell backward; the strides of ``first`` and ``second`` are in bytes."""
 
 
 def fill(dtype: np.dtype[Any], values: Mapping[str, Any]) -> np.ndarray[Any, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,10 +16,10 @@ from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from flamia.conformance.simulator.case import compile_ptx
-from flamia.conformance.simulator.machine.devicememory import DeviceMemory
+from flamia.conformance.simulator.machine.devicememory import DeviceMemory, Uninitialised
 from flamia.conformance.simulator.machine.launch import Report, simulate
 from flamia.kernels import structs
-from flamia.kernels.registry import BLACKWELL_BACKWARD, SOURCES
+from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, SOURCES
 from flamia.kernels.targets import SM_100A, Target
 from flamia.reference import layout
 from flamia.reference.arguments import softmax_constant
@@ -29,11 +30,15 @@ from flamia.reference.operands import Operand
 from flamia.reference.recipes import Scaling
 from flamia.reference.schedule import backward_schedule, forward_schedule
 
-ENTRY = "attention_backward"
 OWNERS = ("keys", "queries")
+"""The kernels of ``backward.cu``, by what a CTA owns."""
+STORED = "stored"
+"""The kernel of ``dq.cu``: dQ from the tiles of X that the owner of keys stored."""
+ENTRIES = {"keys": "attention_backward", "queries": "attention_backward", STORED: "attention_dq"}
 ELEMENTS = {np.dtype(bfloat16): 0, np.dtype(np.float16): 1, np.dtype(np.float32): 2}
 """Codes of the gradients' dtype."""
-THREADS = 384
+THREADS = {"keys": 384, "queries": 384, STORED: 256}
+X_TILE_BYTES, X_SCALE_BYTES = TILE * TILE, 16
 STATUS_ENTRIES, NUM_FORWARD, NUM_BACKWARD, TICKET = 16, 2, 3, 10
 USUAL = {"c": (2.0**-60, 2.0**60), "softmax_scale": (2.0**-10, 2.0**10)}
 """Constants for which Note [Fast tiles] of ``backward_numbers.cuh`` holds."""
@@ -64,10 +69,13 @@ class Build:
     text: tuple[tuple[str, str], ...] = ()
 
     def ptx(self, owner: str) -> str:
-        """PTX of one of the two kernels."""
-        unit = BLACKWELL_BACKWARD.unit(
-            owner=owner, recipe=self.recipe, dim=self.dim, strict=self.strict, hooks=self.hooks, exp2=self.exp2
-        )
+        """PTX of one of the kernels."""
+        if owner == STORED:
+            unit = BLACKWELL_DQ.unit(dim=self.dim)
+        else:
+            unit = BLACKWELL_BACKWARD.unit(
+                owner=owner, recipe=self.recipe, dim=self.dim, strict=self.strict, hooks=self.hooks, exp2=self.exp2
+            )
         changed = dict(self.text)
         headers = tuple((name, changed.get(name, text)) for name, text in unit.headers().items())
         source = changed.get(unit.kernel.source, unit.source())
@@ -75,15 +83,17 @@ class Build:
 
     def shared_bytes(self, owner: str) -> int:
         """Dynamic shared memory that a kernel's source asks for."""
-        found = [line for line in self.ptx(owner).splitlines() if f" {ENTRY}_shared_bytes" in line]
+        found = [line for line in self.ptx(owner).splitlines() if f" {ENTRIES[owner]}_shared_bytes" in line]
         return int(found[0].split("=")[1].strip(" ;"))
 
 
 @lru_cache(maxsize=1)
 def sources() -> dict[str, str]:
     """Text of every file of the kernels by its name."""
-    unit = BLACKWELL_BACKWARD.units[0]
-    return {unit.kernel.source: (SOURCES / unit.kernel.source).read_text(encoding="utf-8"), **unit.headers()}
+    out = {}
+    for unit in (BLACKWELL_BACKWARD.units[0], BLACKWELL_DQ.units[0]):
+        out |= {unit.kernel.source: (SOURCES / unit.kernel.source).read_text(encoding="utf-8"), **unit.headers()}
+    return out
 
 
 @dataclass(frozen=True)
@@ -197,12 +207,15 @@ def run_backward(
     *,
     owners: tuple[str, ...] = OWNERS,
     ctas: int = 1,
+    heads_at_once: int | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Outcome:
-    """Launch one kernel or both.
+    """Launch kernels.
 
+    :param owners: of `OWNERS`, or ``("keys", STORED)``, where the first keeps X for the second.
     :param ctas: persistent CTAs.
+    :param heads_at_once: KV heads of one launch of each kernel; default: all.
     :param options: of `simulate`.
     :raises Fault: for a rule of PTX that a kernel breaks.
     """
@@ -222,33 +235,42 @@ def run_backward(
         address[name] = memory.allocate(x.view(np.uint8), name) if x.size else 0
     tiles = max(len(arrays["tiles"]), 1)
     streamed = int((-(-np.diff(f.cu_seqlens) // TILE)).max(initial=1))
-    for owner in owners:
+    pairs = tiles * (tiles + 1) // 2 if f.causal else tiles**2
+    at_once = heads_at_once or hkv
+    stored = hq // hkv * min(at_once, hkv) * pairs if STORED in owners else 0
+    for name, size in (("x", X_TILE_BYTES), ("x_scales", X_SCALE_BYTES)):
+        address[name] = memory.allocate(Uninitialised(stored * size), name) if stored else 0
+    totals = np.zeros(ctas * 2 * dim * TILE, np.float32)
+    address["totals"] = memory.allocate(totals, "totals") if hq > hkv else 0
+    stages: dict[str, dict[str, int]] = {}
+    for owner in owners if build.hooks else ():
+        if owner != STORED:
+            shapes = (hq, tiles, streamed)
+            made = Tiles(*(np.zeros((*shapes, n, n), np.uint8) for n in (TILE, 4, TILE, 4)))
+            names = ("p", "p_scale", "x", "x_scale")
+            stages[owner] = {f"stage_{n}": memory.allocate(getattr(made, n), f"{owner} {n}") for n in names}
+            result.tiles[owner] = made
+    common: dict[str, Any] = {name: address.get(name, 0) for name in structs.BLACKWELL_BACKWARD.names or ()}
+    common |= _numbers(f, operands.factor, tiles, streamed)
+    for first, owner in product(range(0, hkv, at_once), owners):
         keys = owner == "keys"
-        stages = Tiles(
-            *(np.zeros((hq, tiles, streamed, n, n), np.uint8) for n in (TILE, 4, TILE, 4)),
-        )
-        totals = np.zeros(ctas * 2 * dim * TILE, np.float32)
-        fields: dict[str, Any] = {name: address.get(name, 0) for name in structs.BLACKWELL_BACKWARD.names or ()}
-        fields |= _numbers(f, operands.factor, tiles, streamed)
+        fields = common | stages.get(owner, {})
         fields |= {
             "first": _gradient(address, out, "dv" if keys else "dq"),
             "second": _gradient(address, out, "dk") if keys else {},
-            "totals": memory.allocate(totals, "totals") if hq > hkv else 0,
-            "items": address[f"{owner}_items"],
+            "items": address["keys_items" if keys else "queries_items"],
             "num_items": NUM_BACKWARD if keys else NUM_FORWARD,
             "ticket": address["status"] + 4 * TICKET,
+            "pairs": pairs,
+            "first_head": first,
+            "last_head": min(first + at_once, hkv),
         }
-        if build.hooks:
-            for name in ("p", "p_scale", "x", "x_scale"):
-                fields[f"stage_{name}"] = memory.allocate(getattr(stages, name), f"{owner} {name}")
-            result.tiles[owner] = stages
-        params = structs.fill(structs.BLACKWELL_BACKWARD, fields)
         result.reports[owner] = simulate(
             build.ptx(owner),
-            ENTRY,
+            ENTRIES[owner],
             ctas,
-            THREADS,
-            [params.tobytes()],
+            THREADS[owner],
+            [structs.fill(structs.BLACKWELL_BACKWARD, fields).tobytes()],
             shared_bytes=build.shared_bytes(owner),
             seed=seed,
             memory=memory,

@@ -72,7 +72,7 @@ class Expected:
     def tile_mismatch(self, got: Outcome, owner: str) -> str | None:
         """The same of the tiles of P and X that a kernel with hooks gave: values, and scales of tiles that have any."""
         if owner not in got.tiles:
-            return None
+            return None  # one without hooks, or `STORED`
         first = np.cumsum([0, *(d.tiles for d in iter_documents(self.forward.cu_seqlens))])
         number = {d.index: i for i, d in enumerate(iter_documents(self.forward.cu_seqlens))}
         names = {"p": "p", "p_scale": "p_scale", "ds": "x", "ds_scale": "x_scale"}

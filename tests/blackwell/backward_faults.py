@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flamia.conformance.simulator.attention_backward import OWNERS, Build, sources
+from flamia.conformance.simulator.attention_backward import OWNERS, STORED, Build, sources
 from flamia.conformance.simulator.machine.faults import Fault
 from flamia.kernels.nvrtc import CompileError
 from tests.blackwell.backward import run
@@ -79,6 +79,9 @@ QUERIES = {"owners": ("queries",)}
 GROUP = {"options": {"heads": (3, 1), "lengths": (33,)}}
 LONG = {"options": {"lengths": (500,)}}
 DAMAGED = {"options": {"damaged": True, "lengths": (160,)}}
+NEXT_PRODUCTS = """  for (;; works.advance(), ++items) {
+    const Work work = next_work(shared, works);
+    ptx::mbarrier_arrive"""
 
 FAULTS = (
     # ---- waits and phases ----
@@ -312,6 +315,67 @@ FAULTS = (
         "p.ticket[1] = 0;",
         WRONG,
         owners=OWNERS,
+    ),
+    # ---- dQ from stored X ----
+    _fault(
+        "a CTA without work leaves a copy under way",
+        "dq.cu",
+        NEXT_PRODUCTS,
+        "  copy_table(tensor + ONE_COLUMN, shared.one);\n" + NEXT_PRODUCTS,
+        "TmemNotAllocated",
+        owners=("keys", STORED),
+        seeds=6,
+        options={"lengths": (20,), "ctas": 3},
+    ),
+    _fault(
+        "stored X is read K-major",
+        "dq.cu",
+        "E8M0_SCALES | A_MN_MAJOR | B_MN_MAJOR",
+        "E8M0_SCALES | B_MN_MAJOR",
+        WRONG,
+        *STALE,
+        owners=("keys", STORED),
+    ),
+    _fault(
+        "scales of stored X are not turned",
+        "dq.cu",
+        "const uint32_t which = b | (4 + b) << 4;",
+        "const uint32_t which = b | (4 + b) << 4; if (b >= 0) { of_queries[b] = (&of_keys.x)[b]; continue; }",
+        WRONG,
+        owners=("keys", STORED),
+        options={"lengths": (200,)},
+    ),
+    _fault(
+        "scale tables do not wait for their place",
+        "dq.cu",
+        "          wait(shared.x_empty[xs.stage], xs.phase ^ 1);\n          ptx::st_shared_v4",
+        "          ptx::st_shared_v4",
+        *STALE,
+        *TENSOR,
+        "Deadlock",
+        owners=("keys", STORED),
+        seeds=4,
+        options={"lengths": (500,)},
+    ),
+    _fault(
+        "the next item's sums overwrite those being stored",
+        "dq.cu",
+        "wait(shared.sums_read, items & 1 ^ 1);",
+        "",
+        *TENSOR,
+        WRONG,
+        owners=("keys", STORED),
+        seeds=4,
+        options={"lengths": (20,) * 4},
+    ),
+    _fault(
+        "stored X of another head",
+        "dq.cu",
+        "return head * p.pairs + pair_of",
+        "return (head ^ 1) * p.pairs + pair_of",
+        WRONG,
+        owners=("keys", STORED),
+        options={"lengths": (33,), "heads": (2, 2)},
     ),
     # ---- reliance ----
     _fault(

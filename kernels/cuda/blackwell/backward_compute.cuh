@@ -4,6 +4,7 @@
 
 #include "blackwell/backward_numbers.cuh"
 #include "blackwell/backward_params.cuh"
+#include "blackwell/backward_store.cuh"
 
 namespace blackwell::backward {
 
@@ -86,6 +87,21 @@ struct Computer {
     *reinterpret_cast<uint16_t*>(scales + 16 * place.lane + 4 * place.w + 2 * place.half) = uint16_t(bytes);
   }
 
+  // X to global memory, in the order in which a product reads it from shared memory: Note [Stored X] of dq.cu.
+  __device__ __forceinline__ void keep_x(const Work& work, int g, int j, int block, const uint32_t (&codes)[BLOCK_WORDS],
+                                         uint32_t byte) const {
+    if (!KEYS || p.x == nullptr) return;
+    const int key = work.tile - work.base, query = work.diagonal < 0 ? j : key + j;
+    const int64_t head = int64_t(work.head - p.first_head) * p.group + g;
+    const int64_t pair = head * p.pairs + pair_of(p.causal, work.base, work.count, query, key);
+    uint8_t* const to = p.x + pair * (TILE * TILE);
+    ptx::st_global_v4(to + layout::payload_offset<TILE>(place.row, BLOCK * block),
+                      make_uint4(codes[0], codes[1], codes[2], codes[3]));
+    ptx::st_global_v4(to + layout::payload_offset<TILE>(place.row, BLOCK * block + 16),
+                      make_uint4(codes[4], codes[5], codes[6], codes[7]));
+    if (place.lane == 0) p.x_scales[pair * 16 + 4 * place.w + block] = uint8_t(byte);
+  }
+
   // From S to P, in place; returns the scale bytes of the two blocks.
   __device__ __forceinline__ uint32_t compute_p(const Work& work, int g, int j, const Columns& columns, const Row& row,
                                                 const View& view, const Constants& constants, bool unusual) {
@@ -142,6 +158,7 @@ struct Computer {
       }
       bytes |= byte << 8 * i;
       ptx::tcgen05_st_x8(tensor + G_COLUMN + HALF * place.half + BLOCK_WORDS * i, codes);
+      keep_x(work, g, j, block, codes, byte);
       hook(p.stage_x, p.stage_x_scale, work, g, j, block, codes, byte);
     }
     return bytes;
@@ -175,28 +192,6 @@ struct Computer {
     arrive_warp_tensor(shared.x_ready);
     arrive_warp(shared.columns_empty[ring.stage]);
     ring.advance();
-  }
-
-  // 16 columns of a gradient's row.
-  __device__ __forceinline__ static void store_part(uint8_t* to, const float (&x)[16], int element) {
-    if (element == 2) {
-#pragma unroll
-      for (int i = 0; i < 16; i += 4) {
-        ptx::st_global_v4(to + 4 * i, make_uint4(__float_as_uint(x[i]), __float_as_uint(x[i + 1]), __float_as_uint(x[i + 2]),
-                                                 __float_as_uint(x[i + 3])));
-      }
-      return;
-    }
-#pragma unroll
-    for (int i = 0; i < 16; i += 8) {
-      uint32_t words[4];
-#pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const float low = x[i + 2 * k], high = x[i + 2 * k + 1];
-        words[k] = element == 1 ? ptx::cvt_rn_f16x2_f32(high, low) : ptx::cvt_rn_bf16x2_f32(high, low);
-      }
-      ptx::st_global_v4(to + 2 * i, make_uint4(words[0], words[1], words[2], words[3]));
-    }
   }
 
   // Columns of a sum, times 2^-e, to the gradient. The owner of keys: warpgroup 0 takes dV, 1 takes dK; the heads of a group

@@ -76,8 +76,11 @@ struct alignas(16) Work {
   int32_t rows;      // tokens in the owner's tile
   int32_t columns;   // tokens in the last tile that streams by
   int32_t diagonal;  // which of the tiles that stream by is the owner's own; -1 if that has no meaning
+  int32_t base;      // the document's first tile, in the tile table
+  int32_t count;     // the document's tiles
+  int32_t unused[2];
 };
-static_assert(sizeof(Work) == 32, "two 16-byte loads");
+static_assert(sizeof(Work) == 48, "three 16-byte loads");
 
 // What belongs to the columns of a tile, ready for pairs of columns.
 struct alignas(16) Columns {

@@ -11,11 +11,15 @@ __device__ __forceinline__ void fetch(void* to, const void* from, uint32_t bytes
   ptx::cp_async_bulk_shared_global(at(to), from, bytes, at(&barrier));
 }
 
-// Item `item`, or its second query tile. An item of the forward's list has one or two; `tiles` is 0 for one that it lacks.
+// Item `item`, or its second query tile. An item of the forward's list has one or two; `tiles` is 0 for one that it lacks,
+// and for heads of other launches.
 __device__ __forceinline__ Work describe_item(const BackwardParams& p, const int4& item, int second) {
   const int base = p.tile_offsets[item.x], count = p.tile_offsets[item.x + 1] - base, index = item.z + second;
   Work work = {};
-  if (index >= count) return work;
+  const int kv_head = KEYS ? item.y : item.y / p.group;
+  if (index >= count || kv_head < p.first_head || kv_head >= p.last_head) return work;
+  work.base = base;
+  work.count = count;
   const int owner = int(item.y * p.max_tiles) + base + index;
   work.slot = owner;
   work.head = item.y;

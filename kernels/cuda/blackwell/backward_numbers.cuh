@@ -21,6 +21,7 @@
 #pragma once
 
 #include "blackwell/backward_layout.cuh"
+#include "blackwell/backward_store.cuh"
 #include "blackwell/exp2.cuh"
 #include "common/formats.cuh"
 
@@ -40,12 +41,6 @@ __device__ __forceinline__ float reach_of(float top) { return fabsf(top) < IDLE_
 __device__ __forceinline__ bool is_usual_top(float top) { return fabsf(top) < IDLE_TOP || top == infinity(); }
 __device__ __forceinline__ bool is_usual_delta(float x) { return x == 0.0f || (fabsf(x) >= 0x1p-90f && fabsf(x) <= 0x1p90f); }
 __device__ __forceinline__ bool is_usual_exponent(float e) { return e >= -30.0f && e <= 8.0f; }
-
-// 2^e for an integral e, -127..127; NaN stays.
-__device__ __forceinline__ float power_of(float e) {
-  if (e != e) return e;
-  return e < -126.0f ? 0x1p-127f : exp2_integer(e);
-}
 
 // What all tiles of a call share.
 struct Constants {

@@ -33,6 +33,8 @@ struct BackwardParams {
   Gradient first;                    // dV of the owner of keys, dQ of the owner of queries
   Gradient second;                   // dK of the owner of keys
   float* totals;                     // (CTAs, 2, D / 4, 128, 4): dV and dK of the heads of a group so far; null for one
+  uint8_t* x;         // Note [Stored X] of dq.cu: (pairs, 16384) codes of X, written by the owner of keys; or null
+  uint8_t* x_scales;  // (pairs, 4 key blocks, 4 query blocks)
   const layout::Tile* tiles;
   const int32_t* tile_offsets;
   const int4* items;  // of the backward for the owner of keys, of the forward for the owner of queries
@@ -43,6 +45,7 @@ struct BackwardParams {
   uint8_t* stage_x;        // of X, likewise
   uint8_t* stage_x_scale;
   int64_t max_tiles;
+  int64_t pairs;        // of a query head in `x`
   float c;              // softmax_scale log2(e)
   float largest_score;  // about 2^20 / c
   float score_factor;   // of NVFP4's head scales
@@ -53,7 +56,16 @@ struct BackwardParams {
   int32_t element;  // of the gradients: 0 bfloat16, 1 float16, 2 float32
   int32_t num_items;  // entry of `status` that holds the number of items
   int32_t stage_tiles;
+  int32_t first_head;  // KV heads of this launch
+  int32_t last_head;   // one past the last
 };
 static_assert(sizeof(BackwardParams) == PARAMS_BYTES, "BackwardParams must match structs.BLACKWELL_BACKWARD");
+
+// Where X of query tile i and key tile j of a document lies in `x`, within its head. The document's first tile is `base` of
+// the pack, and it has `count`. Documents do not overlap: sums of squares, and of triangles, are below the square, or the
+// triangle, of the sum; so the pairs of a pack number at most max_tiles^2, or max_tiles (max_tiles + 1) / 2 if causal.
+__device__ __forceinline__ int64_t pair_of(bool causal, int64_t base, int64_t count, int64_t i, int64_t j) {
+  return causal ? base * (base + 1) / 2 + i * (i + 1) / 2 + j : base * base + i * count + j;
+}
 
 }  // namespace blackwell::backward
