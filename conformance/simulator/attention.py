@@ -14,21 +14,22 @@ import numpy as np
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
-from flamia.conformance.simulator.case import compile_ptx
-from flamia.conformance.simulator.machine.devicememory import DeviceMemory, Uninitialised
+from flamia.conformance.simulator.case import Data, compile_ptx
+from flamia.conformance.simulator.machine.devicememory import DeviceMemory
 from flamia.conformance.simulator.machine.launch import Report, simulate
 from flamia.kernels import structs
 from flamia.kernels.registry import BLACKWELL_FORWARD, SOURCES
-from flamia.kernels.targets import SM_100A, Target
+from flamia.kernels.targets import SM_100A, SM_103A, Target
 from flamia.reference import layout
 from flamia.reference.arguments import Arguments, check_forward
 from flamia.reference.documents import TILE
-from flamia.reference.forward import quantize_inputs
+from flamia.reference.forward import attention_forward, quantize_inputs
 from flamia.reference.operands import Operand
 from flamia.reference.recipes import Scaling
 from flamia.reference.schedule import forward_schedule
 
 ENTRY = "attention_forward"
+CHIPS = (SM_100A, SM_103A)
 ELEMENTS = {np.dtype(bfloat16): 0, np.dtype(np.float16): 1, np.dtype(np.float32): 2}
 """Codes of the output's dtype."""
 STATUS_ENTRIES, NUM_FORWARD, TICKET = 16, 2, 8
@@ -213,4 +214,52 @@ def shared_bytes(build: Build) -> int:
     return int(found[0].split("=")[1].strip(" ;"))
 
 
-__all__ = ["Attention", "Build", "Operands", "Uninitialised", "run_forward", "sources"]
+@dataclass(frozen=True)
+class ForwardCase:
+    """The kernel on two documents with grouped heads, for ``flamia simulate``."""
+
+    build: Build
+    name: str
+    summary: str = "attention forward of documents of 130 and 33 tokens, two query heads of one KV head"
+    lengths: tuple[int, ...] = (130, 33)
+    heads: tuple[int, int] = (2, 1)
+
+    @property
+    def target(self) -> Target:
+        """For which it is compiled."""
+        return self.build.target
+
+    @property
+    def roles(self) -> dict[str, tuple[int, ...]]:
+        """Warps by role."""
+        return ROLES
+
+    def draw(self, seed: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """q, k, v and cu_seqlens; and what out, m and l must be."""
+        rng = np.random.default_rng(seed)
+        total, (hq, hkv) = sum(self.lengths), self.heads
+        q, k, v = (rng.standard_normal((total, h, self.build.dim), np.float32).astype(bfloat16) for h in (hq, hkv, hkv))
+        boundaries = np.concatenate([[0], np.cumsum(self.lengths)])
+        inputs: dict[str, Any] = {"q": q, "k": k, "v": v, "cu_seqlens": boundaries}
+        expected = attention_forward(**inputs, recipe=self.build.recipe, profile="blackwell")
+        return inputs, {"out": expected.out, "m": expected.m, "l": expected.l}
+
+    def simulate(self, seed: int = 0, **options: Any) -> tuple[Report, Data]:
+        """Run once.
+
+        :raises Fault: for a rule of PTX that the kernel breaks.
+        """
+        inputs, expected = self.draw(seed)
+        operands = Operands.of(**inputs, recipe=self.build.recipe, causal=True)
+        got = run_forward(self.build, operands, seed=seed, **options)
+        return got.report, Data([], {name: (getattr(got, name), x) for name, x in expected.items()})
+
+
+def forward_cases() -> dict[str, ForwardCase]:
+    """By recipe, head_dim and target."""
+    builds = [Build(recipe, dim, target) for recipe in ("mxfp8", "nvfp4_fp8") for dim in (128, 64) for target in CHIPS]
+    names = [f"{b.recipe}_{b.dim}_{b.target.name}" for b in builds]
+    return {name: ForwardCase(build, name) for name, build in zip(names, builds, strict=True)}
+
+
+__all__ = ["Attention", "Build", "ForwardCase", "Operands", "forward_cases", "run_forward", "sources"]

@@ -36,10 +36,17 @@ def _schedule_cases() -> Mapping[str, Simulated]:
     return kernel_cases.kernel_cases(kernel_cases.schedule, "a small pack: 130, 1, 0 and 33 tokens")
 
 
+def _forward_cases() -> Mapping[str, Simulated]:
+    from flamia.conformance.simulator.attention import forward_cases
+
+    return forward_cases()
+
+
 SUBJECTS: dict[str, tuple[str, Callable[[], Mapping[str, Simulated]]]] = {
     "gemm": ("example: a block-scaled product on tcgen05, warp-specialised", _gemm_cases),
     "schedule": ("the schedule kernel, through its host code; needs PyTorch", _schedule_cases),
     "quantize": ("the quantization kernel, through its host code; needs PyTorch", _quantize_cases),
+    "blackwell_forward": ("attention forward on Blackwell", _forward_cases),
     "agreement": ("the kernels that also ran on an H200", _agreement_cases),
 }
 """Kernel -> what it is, and its cases."""

@@ -73,12 +73,12 @@ def draw_map(path: Path) -> None:
 
 
 def draw_steady_state(path: Path) -> None:
-    """Two query tiles against three key tiles each, full attention."""
+    """Two work items of two query tiles against four key tiles each, full attention."""
     rng = np.random.default_rng(0)
-    q, k, v = (rng.standard_normal((256, 1, 128), np.float32).astype(bfloat16) for _ in range(3))
-    operands = Operands.of(q, k, v, [0, 256], "mxfp8", False)
-    report = run_forward(Build(hooks=0), operands, seed=5, trace=True).report
-    draw_timeline(report, ROLES, path)
+    q, k, v = (rng.standard_normal((512, 1, 128), np.float32).astype(bfloat16) for _ in range(3))
+    operands = Operands.of(q, k, v, [0, 512], "mxfp8", False)
+    report = run_forward(Build(hooks=0), operands, seed=5, trace=True, longest_delay=4).report
+    draw_timeline(report, {**ROLES, "idle": (14, 15)}, path)
 
 
 def counts_rows() -> list[list[str]]:

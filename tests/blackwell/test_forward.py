@@ -7,11 +7,12 @@ import pytest
 
 from flamia.conformance.simulator.attention import Build, Operands, run_forward
 from flamia.conformance.simulator.machine.faults import Fault
-from flamia.kernels.targets import SM_100A, SM_103A
+from flamia.kernels.targets import SM_100A, SM_103A, Target
+from flamia.reference.oracle import attention_oracle
 from tests.blackwell.forward import Expected, check, draw
 
 THOROUGH = os.environ.get("FLAMIA_THOROUGH", "") == "1"
-SEEDS = 50 if THOROUGH else 6
+SEEDS = 50 if THOROUGH else 4
 
 BUILDS = [
     Build(recipe=recipe, dim=dim, target=target)
@@ -73,6 +74,20 @@ def test_three_key_tiles(growing: bool) -> None:
 @pytest.mark.parametrize("dtype", ["float32"])
 def test_output_in_float32(dtype: str) -> None:
     check(BUILDS[1], (40,), (1, 1), dtype=dtype)
+
+
+@pytest.mark.parametrize("target", [SM_100A, SM_103A], ids=lambda t: t.name)
+def test_hardware_exponentials_stay_as_accurate(target: Target) -> None:
+    """Against float64: no worse than 1.1 times the exact build, whose error is that of the formats."""
+    inputs = draw((140,), (1, 1), 64, seed=5, dtype=np.float32)
+    truth = attention_oracle(**inputs).out
+    operands = Operands.of(**inputs, recipe="mxfp8", causal=True)
+    errors = {}
+    for exp2 in ("exact", "hardware"):
+        got = run_forward(Build(dim=64, target=target, exp2=exp2, hooks=0), operands)
+        errors[exp2] = float(np.linalg.norm(got.out - truth))
+        assert ("out" in got.report.approximate) == (exp2 == "hardware")
+    assert 0 < errors["hardware"] < 1.1 * errors["exact"]
 
 
 def test_a_lost_token_reaches_the_rows_that_see_it_and_no_others() -> None:

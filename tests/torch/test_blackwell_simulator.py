@@ -1,0 +1,29 @@
+"""The whole path of a call on Blackwell up to the launch, with the simulator in the GPU's place."""
+
+import pytest
+
+from flamia.conformance import resolve_target, run
+
+pytest.importorskip("torch")
+
+
+@pytest.mark.parametrize(
+    ("target", "recipe", "case"),
+    [("simulator:sm_100a", "mxfp8", "documents/padding"), ("simulator:sm_103a", "nvfp4_fp8", "extremes/nan_in_k")],
+)
+def test_a_case_passes_levels_1_2_and_5(target: str, recipe: str, case: str) -> None:
+    report = run(target, levels=[1, 2, 5], cases=[case], recipe=recipe)
+    assert [r.message for r in report.failures()] == []
+    assert [report.level_status(level) for level in (1, 2)] == ["passed", "passed"]
+    assert report.profile == "blackwell"
+    assert report.environment["chip"] == f"simulated {target.split(':')[1]}"
+
+
+def test_gradients_are_not_claimed() -> None:
+    target = resolve_target("simulator:sm_100a")
+    assert not target.backward and "suffix" not in target.promises and "leak" in target.promises
+
+
+def test_another_recipe_is_refused() -> None:
+    report = run("simulator:sm_100a", levels=[2], cases=["documents/padding"], recipe="bf16")
+    assert "recipe must be one of ('mxfp8', 'nvfp4_fp8')" in report.results[0].message
