@@ -1,0 +1,49 @@
+"""The Hopper kernels as `flamia.dispatch` would call them, on the simulator."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.torch
+
+from flamia.conformance.simulator.host import simulated_device  # noqa: E402
+from flamia.kernels import hopper_backward as hopper_backward  # noqa: E402  # its launches are replaced, too
+from flamia.kernels import targets  # noqa: E402
+from flamia.kernels.nvrtc import NvrtcNotFoundError, load_nvrtc  # noqa: E402
+from flamia.pytorch import hopper  # noqa: E402
+from flamia.pytorch.exchange import to_numpy  # noqa: E402
+from flamia.reference import attention_backward, attention_forward  # noqa: E402
+from flamia.reference.recipes import MXFP8  # noqa: E402
+
+
+def draw(tokens, heads):
+    generator = torch.Generator().manual_seed(tokens)
+    return [
+        torch.randn(tokens, h, 64, generator=generator).bfloat16() for h in (heads[0], heads[1], heads[1], heads[0])
+    ]
+
+
+def test_forward_and_backward_give_the_references_bits(monkeypatch):
+    try:
+        load_nvrtc()
+    except NvrtcNotFoundError as error:
+        pytest.skip(str(error))
+    q, k, v, dout = draw(45, (2, 1))
+    cu, scale, causal = torch.tensor([0, 40, 43], dtype=torch.int32), 0.125, True
+    traced = hopper.empty_saved(q, k, v, cu, MXFP8, causal)
+    properties = SimpleNamespace(multi_processor_count=2)  # as many as the simulated device has
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    with simulated_device(targets.SM_90A):
+        out, lse, m, l, saved = hopper.forward(q, k, v, cu, MXFP8, causal, scale)  # noqa: E741
+        gradients = hopper.backward(dout, out, m, l, cu, saved, 1, MXFP8, causal, scale)
+    assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in traced]
+    expected = attention_forward(
+        *(to_numpy(x) for x in (q, k, v)), cu.numpy(), causal=causal, softmax_scale=scale, profile="hopper"
+    )
+    wanted = attention_backward(to_numpy(dout), expected)
+    pairs = [(out, expected.out), (lse, expected.lse), (m, expected.m), (l, expected.l)]
+    pairs += list(zip(gradients, (wanted.dq, wanted.dk, wanted.dv), strict=True))
+    for got, want in pairs:
+        np.testing.assert_array_equal(to_numpy(got).astype(np.float32), want.astype(np.float32))
