@@ -33,7 +33,6 @@ constexpr float IDLE_TOP = 1048576.0f;  // 2^20
 constexpr float LOWEST_E = -100.0f;
 constexpr float REACH = 100.0f;
 constexpr float SMALLEST_X = 0x1p-70f, LARGEST_X = 0x1p40f;
-constexpr uint32_t NAN_CODE = 0x7F;
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(formats::EXPONENT); }
 __device__ __forceinline__ float shift_of(float top) { return __fsub_rn(MAGIC + 8.0f, top == infinity() ? IDLE_TOP : top); }
@@ -117,6 +116,12 @@ __device__ __forceinline__ void round_scores(uint32_t (&codes)[BLOCK_WORDS], con
 #pragma unroll
     for (int j = 0; j < 4; j += 2) {
       const uint64_t x = ptx::pack_f32x2(s[i + j], s[i + j + 1]), kk = j == 0 ? k.low : k.high;
+      if ((i + j) / 2 % 16 < HARDWARE_PAIRS_OF_16) {
+        const float2 z = ptx::unpack_f32x2(ptx::fma_rn_f32x2(x, cc, ptx::sub_rn_f32x2(kk, twice(__fadd_rn(MAGIC, e)))));
+        y[j] = ptx::ex2_approx_f32(z.x);
+        y[j + 1] = ptx::ex2_approx_f32(z.y);
+        continue;
+      }
       const uint64_t t = ptx::fma_rm_f32x2(x, cc, kk);
       const uint64_t f = ptx::fma_rn_f32x2(x, cc, ptx::sub_rn_f32x2(kk, t));
       const uint64_t p = ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(c3, f, c2), f, c1), f, c0);
@@ -143,19 +148,6 @@ __device__ __forceinline__ float unordered(uint32_t key) {
   return __uint_as_float(key & formats::SIGN ? key ^ formats::SIGN : ~key);
 }
 
-// The code of P of any visible score, against `above`.
-__device__ __forceinline__ uint32_t round_score_slow(float s, float c, float above) {
-  const float raised = s < -0x1.fffffep127f ? -0x1.fffffep127f : s;
-  const bool small = fabsf(__fmul_rz(c, raised)) < LARGE;
-  const float r = small ? floorf(__fmul_rd(c, raised)) : __fmul_rn(c, raised);
-  const float f = small ? __fmaf_rn(c, raised, -r) : __fsub_rn(r, r);
-  const float exponent = __fadd_rn(__fsub_rn(r, above), 8.0f);
-  const float p = ptx::unpack_f32x2(exp2_mantissa(ptx::pack_f32x2(f, f))).x;
-  if (p != p || exponent != exponent) return NAN_CODE;
-  const uint32_t shift = uint32_t(int(fminf(fmaxf(exponent, -126.0f), 127.0f))) << 23;
-  return ptx::cvt_rn_satfinite_e4m3x2_f32(0.0f, __uint_as_float(__float_as_uint(p) + shift));
-}
-
 // P of any tile; returns its scale byte.
 __device__ __forceinline__ uint32_t probabilities_slow(uint32_t (&codes)[BLOCK_WORDS], float (&s)[BLOCK], const Columns& columns,
                                                        int first, const Row& row, int bound, const Constants& g) {
@@ -164,6 +156,7 @@ __device__ __forceinline__ uint32_t probabilities_slow(uint32_t (&codes)[BLOCK_W
   for (int i = 0; i < BLOCK; ++i) {
     const float top = KEYS ? columns.top[first + i] : row.top;
     if (g.score_factor != 1.0f) s[i] = __fmul_rn(s[i], g.score_factor);
+    if (s[i] == minus_infinity()) s[i] = -0x1.fffffep127f;  // an overflowed score counts as the lowest number
     const float relative = __fsub_rn(ceil_any(s[i], g.c), top);
     if (sees(i, bound) && top != infinity() && relative == relative) key = max(key, ordered(relative));
   }
@@ -177,8 +170,8 @@ __device__ __forceinline__ uint32_t probabilities_slow(uint32_t (&codes)[BLOCK_W
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
       const float top = KEYS ? columns.top[first + i + j] : row.top;
-      uint32_t code = round_score_slow(s[i + j], g.c, __fadd_rn(e, top));
-      if (scale < -127.0f && code != NAN_CODE) code = 0;
+      uint32_t code = round_any(s[i + j], g.c, __fadd_rn(e, top));
+      if (scale < -127.0f && code != P_NAN) code = 0;
       word |= (sees(i + j, bound) && top != infinity() ? code : 0) << 8 * j;
     }
     codes[i / 4] = word;
@@ -221,7 +214,7 @@ __device__ __forceinline__ uint32_t gradients_slow(uint32_t (&codes)[BLOCK_WORDS
     const float of_query = KEYS ? columns.power[first + i] : row.power;
     const float of_key = KEYS ? row.power : columns.power[first + i];
     const uint32_t code = p[i / 4] >> 8 * (i % 4) & 0xFF;
-    const float value = code == NAN_CODE ? not_a_number() : __fmul_rn(formats::decode_e4m3(code), p_scale);
+    const float value = code == P_NAN ? not_a_number() : __fmul_rn(formats::decode_e4m3(code), p_scale);
     float y = __fmul_rn(__fmul_rn(__fsub_rn(x[i], delta), value), g.softmax_scale);
     y = __fmul_rn(__fmul_rn(y, of_query), of_key);
     x[i] = sees(i, bound) && top != infinity() ? y : 0.0f;
