@@ -101,6 +101,13 @@ def widen_operands(inputs: QuantizedInputs, rows: RowPass, schedule: DeviceSched
     return out
 
 
+def count_multiprocessors(device: Any) -> int:
+    """CTAs of the persistent kernels: one per multiprocessor."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def launch_backward(
     inputs: QuantizedInputs,
     rows: RowPass,
@@ -113,7 +120,7 @@ def launch_backward(
     import torch
 
     device, dim, group = out.dq.device, out.dq.shape[2], schedule.num_q_heads // schedule.num_kv_heads
-    ctas = torch.cuda.get_device_properties(device).multi_processor_count
+    ctas = count_multiprocessors(device)
 
     def workspace(words: int) -> Any:
         return torch.empty(ctas * CONSUMERS * words, dtype=torch.float32, device=device)

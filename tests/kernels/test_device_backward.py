@@ -38,7 +38,9 @@ class Case:
         tokens = sum(self.lengths) + PADDING
         kind = bfloat16 if self.dtype == "bfloat16" else np.dtype(self.dtype)
         out = []
-        for which, (heads, size) in enumerate(zip((self.heads[0], *[self.heads[1]] * 2, self.heads[0]), self.size, strict=True)):
+        for which, (heads, size) in enumerate(
+            zip((self.heads[0], *[self.heads[1]] * 2, self.heads[0]), self.size, strict=True)
+        ):
             x = rng.standard_normal((tokens, heads, self.dim)).astype(np.float32) * np.float32(size)
             if self.rough:
                 x *= np.exp2(rng.integers(-self.rough, self.rough + 1, (tokens, heads, 1))).astype(np.float32)

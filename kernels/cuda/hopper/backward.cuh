@@ -86,7 +86,7 @@ __device__ __forceinline__ float infinity() { return __uint_as_float(formats::EX
 constexpr float LOWEST_E = -100.0f;
 constexpr float LOWEST_X = 0x1p-92f, HIGHEST_X = 0x1p100f;
 
-enum Flag : uint32_t { SLOW = 1, TINY = 2, TINY_DIAGONAL = 4 };
+enum Flag : uint32_t { SLOW = 1, TINY = 2 };
 
 // ---- work ------------------------------------------------------------------------------------------------------
 
@@ -100,8 +100,6 @@ struct Record {
   int32_t rows;    // tokens in the owner's tile
   int32_t last;    // tokens in the document's last tile
   int32_t start;   // packed index of the owner's first token
-  uint32_t flags;  // of the owner's rows
-  float largest;   // exponent of the owner's rows
 };
 
 // The value of lane 0, which the compiler then knows to be the same in the whole warp: wgmma must not stand in a branch
@@ -121,7 +119,18 @@ struct Summary {
   float unused[2];
 };
 
-// What the fetching warp adds.
+struct alignas(16) QueryColumns {
+  float4 score[STEP / 2];
+  float4 gradient[STEP / 2];
+  Summary summary;
+};
+struct alignas(16) KeyColumns {
+  float4 score[STEP / 2];
+  Summary summary;
+};
+static_assert(sizeof(QueryColumns) == 1056 && sizeof(KeyColumns) == 544, "as in kernels/hopper_backward.py");
+
+// What the fetching warp says of a step.
 struct Step {
   int32_t tile;
   int32_t half;      // of the tile
@@ -129,25 +138,17 @@ struct Step {
   int32_t ends;      // whether this is the last step for the owner and a query head
 };
 
-struct alignas(16) QueryColumns {
-  float4 score[STEP / 2];
-  float4 gradient[STEP / 2];
-  Summary summary;
-  Step step;
-};
-struct alignas(16) KeyColumns {
-  float4 score[STEP / 2];
-  Summary summary;
-  Step step;
-};
-constexpr int QUERY_COLUMN_BYTES = sizeof(QueryColumns) - sizeof(Step), KEY_COLUMN_BYTES = sizeof(KeyColumns) - sizeof(Step);
-static_assert(QUERY_COLUMN_BYTES == 1056 && KEY_COLUMN_BYTES == 544, "as in kernels/hopper_backward.py");
+// The numbers of a column.
+__device__ __forceinline__ float2 numbers_of(const float4* pairs, int column) {
+  const float* const at = reinterpret_cast<const float*>(pairs + column / 2) + column % 2;
+  return make_float2(at[0], at[2]);
+}
 
-// Flags of a step: the owner's, the columns', and whether their exponents together are unusual.
-__device__ __forceinline__ uint32_t flags_of(const BackwardParams& p, const Record& owner, const Summary& columns) {
-  const float largest = fmaxf(columns.largest[0], columns.largest[1]);
-  const bool usual = owner.largest + largest <= p.fast_exponent;
-  return uniform(owner.flags | columns.flags[0] | columns.flags[1] | (usual ? 0 : uint32_t(SLOW)));
+// Flags of rows and columns, and whether their exponents together are unusual.
+__device__ __forceinline__ uint32_t flags_of(const BackwardParams& p, const Summary& rows, const Summary& columns) {
+  const float largest = fmaxf(rows.largest[0], rows.largest[1]) + fmaxf(columns.largest[0], columns.largest[1]);
+  const uint32_t unusual = largest <= p.fast_exponent ? 0 : SLOW;
+  return uniform(rows.flags[0] | rows.flags[1] | columns.flags[0] | columns.flags[1] | unusual);
 }
 
 // Query and key of an entry, within their tiles.
@@ -266,6 +267,22 @@ __device__ __forceinline__ void multiply_channels(float (&d)[32], uint32_t a, ui
   const uint64_t da = describe_k_major<D>(a), db = describe_k_major<D>(b) + distance / 16;
 #pragma unroll
   for (int k = 0; k < D / 32; ++k) ptx::wgmma_e4m3_ss<64>(d, da + 2 * k, db + 2 * k, k != 0);
+}
+
+// The 64 rows from `row` on of a tile in shared memory as A operand of all steps of 32 channels.
+__device__ __forceinline__ void load_rows(uint32_t (&a)[D / 8], const uint8_t* tile, int row) {
+#pragma unroll
+  for (int i = 0; i < D / 8; ++i) {
+    const int byte = 32 * (i / 4) + 16 * (i / 2 % 2) + 4 * (ptx::thread_index() % 4);
+    a[i] = *reinterpret_cast<const uint32_t*>(tile + layout::payload_offset<D>(row + 8 * (i % 2), byte));
+  }
+}
+
+// d = A B^T over channels, a as load_rows made it.
+__device__ __forceinline__ void multiply_channels(float (&d)[32], const uint32_t (&a)[D / 8], uint32_t b, uint32_t distance) {
+  const uint64_t db = describe_k_major<D>(b) + distance / 16;
+#pragma unroll
+  for (int k = 0; k < D / 32; ++k) ptx::wgmma_e4m3_rs_64(d, a + 4 * k, db + 2 * k, k != 0);
 }
 
 // d += A B over 64 tokens; b: 64 rows of a wide tile, `distance` bytes further.

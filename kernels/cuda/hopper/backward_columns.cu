@@ -11,7 +11,7 @@ __device__ __forceinline__ void put(float4* pairs, int column, float first, floa
 }
 
 __device__ __forceinline__ void summarize(Summary& to, int block, bool usual, bool tiny, float exponent, float factor) {
-  const uint32_t flags = (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY | TINY_DIAGONAL : 0);
+  const uint32_t flags = (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY : 0);
   const uint32_t largest = ptx::redux_max_u32(uint32_t(int(fmaxf(exponent, -127.0f)) + 127));
   if (threadIdx.x % 32 == 0) {
     to.flags[block] = flags;
@@ -22,7 +22,7 @@ __device__ __forceinline__ void summarize(Summary& to, int block, bool usual, bo
 }
 
 __device__ __forceinline__ void write_query(const BackwardParams& p, int64_t slot, int row) {
-  QueryColumns& to = *reinterpret_cast<QueryColumns*>(p.q_columns + (2 * slot + row / STEP) * QUERY_COLUMN_BYTES);
+  QueryColumns& to = *reinterpret_cast<QueryColumns*>(p.q_columns + (2 * slot + row / STEP) * sizeof(QueryColumns));
   const float e = p.q_exponents[slot * TILE + row], top = p.top[slot * TILE + row];
   const uint32_t byte = p.dout_scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row / 32 * 32, 0)];
   const float of_query = exp2_scale(e);
@@ -37,7 +37,7 @@ __device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot,
 #pragma unroll
   for (int diagonal = 0; diagonal < 2; ++diagonal) {
     KeyColumns& to =
-        *reinterpret_cast<KeyColumns*>(p.k_columns + (4 * slot + 2 * (row / STEP) + diagonal) * KEY_COLUMN_BYTES);
+        *reinterpret_cast<KeyColumns*>(p.k_columns + (4 * slot + 2 * (row / STEP) + diagonal) * sizeof(KeyColumns));
     // V1 has a scale per token, V one per block; past the document the block's stands for what is zero anyway.
     const uint8_t* const bytes = (diagonal ? p.v1_scales : p.v_scales) + slot * layout::SCALE_TILE_BYTES;
     const uint32_t byte = bytes[layout::scale_offset(diagonal ? row : row / 32 * 32, 0)];

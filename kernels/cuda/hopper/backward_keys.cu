@@ -2,7 +2,8 @@
 // head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and X^T
 // are A operands as they come; a consumer warpgroup has 64 of the keys.
 //
-// A warpgroup waits for each of its products, for want of registers; the two run freely and fill each other's gaps.
+// dV is under way while X^T is made, and S^T of the next step while X^T is rounded; the two warpgroups run freely and fill
+// each other's gaps.
 #include "hopper/backward_rows.cuh"
 #include "hopper/backward_slow.cuh"
 
@@ -24,16 +25,15 @@ struct alignas(1024) Operands {
 };
 
 struct Owner {
+  KeyColumns keys[2][2];  // of each half, with V and with V1
   Record record;
-  float k_factor[TILE];   // 2^eK
-  float v_factor[TILE];   // of V
-  float v1_factor[TILE];  // of V in the diagonal tile
 };
 
 struct Shared {
   Operands operands;
   QueryColumns columns[STAGES];
   Owner owner[2];
+  Step steps[STAGES];
   Exchange exchange;
   uint64_t full[STAGES], empty[STAGES];
   uint64_t keys_full, keys_empty;
@@ -82,36 +82,23 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       const layout::Tile tile = p.tiles[r.first + r.tile];
       r.rows = tile.rows, r.start = tile.start;
       r.last = p.tiles[r.first + r.count - 1].rows;
-      const int64_t slot = r.head * p.max_tiles + r.first + r.tile;
-      bool usual = true, tiny = false, tiny1 = false;
-      float largest = -127.0f;
-#pragma unroll
-      for (int row = lane; row < TILE; row += 32) {
-        const float e = p.k_exponents[slot * TILE + row];
-        const uint32_t byte = p.v_scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row, 0)];
-        const uint32_t byte1 = p.v1_scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row, 0)];
-        usual = usual && check_exponent(e) && check_v(byte) && check_v(byte1);
-        tiny |= byte == 0 && row < r.rows;
-        tiny1 |= byte1 == 0 && row < r.rows;
-        largest = fmaxf(largest, e);
-        owner.k_factor[row] = exp2_scale(e);
-        owner.v_factor[row] = decode_scale(byte);
-        owner.v1_factor[row] = decode_scale(byte1);
-      }
-      r.flags = (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY : 0) |
-                (ptx::vote_any(tiny1) ? TINY_DIAGONAL : 0);
-      r.largest = float(int(ptx::redux_max_u32(uint32_t(int(largest) + 127))) - 127);
     }
-    if (lane == 0) owner.record = r;
-    ptx::bar_warp_sync();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_full[owners.stage]));
+    const int64_t k_slot = r.head * p.max_tiles + r.first + r.tile;
+    if (lane == 0) {
+      const uint32_t barrier = ptx::shared_address(&s.owner_full[owners.stage]);
+      owner.record = r;
+      ptx::mbarrier_arrive_expect_tx(barrier, r.valid ? sizeof(owner.keys) : 0);
+      if (r.valid) {
+        ptx::cp_async_bulk_shared_global(ptx::shared_address(owner.keys), p.k_columns + k_slot * sizeof(owner.keys),
+                                         sizeof(owner.keys), barrier);
+      }
+    }
     owners.advance();
     if (!r.valid) {
       if (lane == 0 && atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
       return;
     }
 
-    const int64_t k_slot = r.head * p.max_tiles + r.first + r.tile;
     wait(ptx::shared_address(&s.keys_empty), keys_phase);
     keys_phase ^= 1;
     if (lane == 0) {
@@ -137,11 +124,11 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
           Operands::Stage& stage = s.operands.stage[ring.stage];
           QueryColumns& columns = s.columns[ring.stage];
           const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
-          columns.step = {now.tile, now.half, now.diagonal, !more};
-          ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + QUERY_COLUMN_BYTES);
+          s.steps[ring.stage] = {now.tile, now.half, now.diagonal, !more};
+          ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + sizeof(QueryColumns));
           copy_step(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, now.half, barrier);
           ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
-                                           p.q_columns + (2 * slot + now.half) * QUERY_COLUMN_BYTES, QUERY_COLUMN_BYTES,
+                                           p.q_columns + (2 * slot + now.half) * sizeof(QueryColumns), sizeof(QueryColumns),
                                            barrier);
           copy_step(ptx::shared_address(stage.dout), p.dout + slot * TILE_BYTES, now.half, barrier);
           copy_step_wide(ptx::shared_address(stage.dout_wide), p.dout_wide + slot * 2 * TILE_BYTES, now.half, barrier);
@@ -179,24 +166,19 @@ struct Limits {
   __device__ __forceinline__ bool operator()(int i) const { return limit[i / 2 % 2] > 8 * (i / 4) + i % 2; }
 };
 
-// S^T times the key's factors in place, -inf where hidden; of the thread's entries in each of the two tiles the
+// S^T times the key's factors in place; of the thread's entries in each of the two tiles the
 // largest t, rounded up, or 0.
-template <bool MASKED>
-__device__ __forceinline__ float2 scale_scores(float (&x)[32], const float4 (&column)[8], const Owner& owner,
-                                              const Hidden& hidden, int half) {
-  const At at = At::of_thread(half);
-  const Limits limits(hidden, at);
-  const float k0 = owner.k_factor[at.row], k1 = owner.k_factor[at.row + 8];
+__device__ __forceinline__ float2 scale_scores(float (&x)[32], const QueryColumns& columns, const Owner& owner) {
+  const At at = At::of_thread(0);
+  const KeyColumns& keys = owner.keys[at.row / STEP][0];
+  const float k0 = numbers_of(keys.score, at.row % STEP).x, k1 = numbers_of(keys.score, at.row % STEP + 8).x;
   float top[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    const float4 c = column[n];
+    const float4 c = columns.score[4 * n + ptx::thread_index() % 4];
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
       x[i] = __fmul_rn(x[i], i % 4 < 2 ? k0 : k1);
-      if (MASKED) {
-        if (limits(i)) x[i] = -infinity();
-      }
     }
     const float low = __fmaf_ru(fmaxf(x[4 * n], x[4 * n + 2]), c.z, c.x);
     const float high = __fmaf_ru(fmaxf(x[4 * n + 1], x[4 * n + 3]), c.w, c.y);
@@ -206,10 +188,10 @@ __device__ __forceinline__ float2 scale_scores(float (&x)[32], const float4 (&co
 }
 
 // P^T from scaled scores: packed, and in place.
-__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)[32], const float4 (&column)[8], uint2 top) {
+__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)[32], const QueryColumns& columns, uint2 top) {
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
-    const float4 c = column[n];
+    const float4 c = columns.score[4 * n + ptx::thread_index() % 4];
     const uint32_t e = n < 4 ? top.x : top.y;
     const int shift = 8 - int(e);
     const uint32_t scale = scale_of_codes(e);
@@ -225,32 +207,44 @@ __device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)
 
 // X^T from P^T in the place of dP^T, not yet rounded; the largest magnitudes of the thread's in the
 // two tiles.
-template <bool MASKED>
 __device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const QueryColumns& columns,
-                                                const Owner& owner, const Hidden& hidden, int half) {
-  const At at = At::of_thread(half);
-  const Limits limits(hidden, at);
-  const float k0 = owner.k_factor[at.row], k1 = owner.k_factor[at.row + 8];
-  const float* const v_factor = hidden.diagonal ? owner.v1_factor : owner.v_factor;
-  const float v0 = v_factor[at.row], v1 = v_factor[at.row + 8];
+                                                const Owner& owner, bool diagonal) {
+  const At at = At::of_thread(0);
+  const KeyColumns& keys = owner.keys[at.row / STEP][diagonal];
+  const float2 row0 = numbers_of(keys.score, at.row % STEP), row1 = numbers_of(keys.score, at.row % STEP + 8);
+  const float k0 = row0.x, k1 = row1.x;
   float amax[2] = {0.0f, 0.0f};
   const int lane = ptx::thread_index() % 32;
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const float4 c = columns.gradient[4 * n + lane % 4];
     const float of_dout = columns.summary.factor[n / 4];
-    const float f0 = __fmul_rn(v0, of_dout), f1 = __fmul_rn(v1, of_dout);
+    const float f0 = __fmul_rn(row0.y, of_dout), f1 = __fmul_rn(row1.y, of_dout);
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
       const float d = __fmaf_rn(dp[i], i % 4 < 2 ? f0 : f1, i % 2 == 0 ? c.x : c.y);
       dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 2 == 0 ? c.z : c.w), i % 4 < 2 ? k0 : k1);
-      if (MASKED) {
-        if (limits(i)) dp[i] = 0.0f;
-      }
       amax[n / 4] = fmaxf(amax[n / 4], fabsf(dp[i]));
     }
   }
   return make_float2(amax[0], amax[1]);
+}
+
+// -inf in hidden scores.
+__device__ __forceinline__ void hide_scores(float (&x)[32], const Limits& limits) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) x[i] = limits(i) ? -infinity() : x[i];
+}
+
+// Zeros in hidden gradients; the largest magnitudes of the others.
+__device__ __forceinline__ float2 hide_gradients(float (&x)[32], const Limits& limits) {
+  float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    x[i] = limits(i) ? 0.0f : x[i];
+    largest[i / 16] = fmaxf(largest[i / 16], fabsf(x[i]));
+  }
+  return make_float2(largest[0], largest[1]);
 }
 
 __device__ __forceinline__ void round_gradients(float (&x)[32], uint4 amax) {
@@ -316,7 +310,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       bool any = true;
       if (p.causal && group == 1) {  // every query of the first step comes before every key of this warpgroup
         wait_full();
-        any = !uniform(s.columns[ring.stage].step.ends);
+        any = !uniform(s.steps[ring.stage].ends);
         release(ring.stage);
         ring.advance();
       }
@@ -334,27 +328,27 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
         while (true) {
           const int stage = ring.stage;
           const QueryColumns& columns = s.columns[stage];
-          const uint32_t flags = flags_of(p, owner.record, columns.summary);
-          const bool ends = uniform(columns.step.ends);
-          const Hidden hidden{uniform(columns.step.diagonal) != 0, int(uniform(owner.record.rows))};
+          const Step& step = s.steps[stage];
+          const bool ends = uniform(step.ends);
+          const Hidden hidden{uniform(step.diagonal) != 0, int(uniform(owner.record.rows))};
+          const uint32_t flags = flags_of(p, owner.keys[group][hidden.diagonal].summary, columns.summary);
           const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
           ring.advance();
+          const int next = ends ? stage : int(ring.stage);  // S of the last step is made twice, so that no branch has one
           bool summed = false, done = false;  // dV; all
           uint32_t a[16];
 
-          float4 column[8];
-#pragma unroll
-          for (int n = 0; n < 8; ++n) column[n] = columns.score[4 * n + ptx::thread_index() % 4];
           ptx::wgmma_wait_group<0>();
           keep_all(x);
           if (before >= 0) release(before);
           if (!(flags & SLOW)) {
             // ---- P^T -------------------------------------------------------------------------------------------
-            const float2 t = masked ? scale_scores<true>(x, column, owner, hidden, columns.step.half)
-                                    : scale_scores<false>(x, column, owner, hidden, columns.step.half);
+            if (masked) hide_scores(x, Limits(hidden, At::of_thread(step.half)));
+            const float2 t = scale_scores(x, columns, owner);
             const uint4 top = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
             if (!uniform(is_low(top))) {
-              fast_probabilities(a, x, column, make_uint2(known_top(top.x), known_top(top.y)));
+              fast_probabilities(a, x, columns, make_uint2(known_top(top.x), known_top(top.y)));
+              keep_all(x);  // P is unpacked before a product that reads it packed is under way
               multiply_values(stage, hidden.diagonal);
               ptx::wgmma_fence();
               multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[0].dout_wide), stage * sizeof(Operands::Stage));
@@ -362,14 +356,17 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
               summed = true;
 
               // ---- X^T -----------------------------------------------------------------------------------------
-              ptx::wgmma_wait_group<0>();
-              keep_all(a);
+              ptx::wgmma_wait_group<1>();
               keep_all(dp);
-              const float2 largest = masked ? fast_gradients<true>(x, dp, columns, owner, hidden, columns.step.half)
-                                            : fast_gradients<false>(x, dp, columns, owner, hidden, columns.step.half);
+              float2 largest = fast_gradients(x, dp, columns, owner, hidden.diagonal);
+              if (masked) largest = hide_gradients(dp, Limits(hidden, At::of_thread(step.half)));
+              if (!ends) wait_full();
+              multiply_scores(next);
               const uint4 amax = s.exchange.largest(__float_as_uint(largest.x), __float_as_uint(largest.y), 1);
-              if (!uniform(is_unusual(amax, flags & (hidden.diagonal ? TINY_DIAGONAL : TINY)))) {
+              if (!uniform(is_unusual(amax, flags & TINY))) {
                 round_gradients(dp, amax);
+                ptx::wgmma_wait_group<1>();
+                keep_all(a);
                 pack(a, dp);
                 ptx::wgmma_fence();
                 multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
@@ -387,8 +384,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
             keep_all(dp);
             const Record& r = owner.record;
             const int64_t q_head = int64_t(r.head) * p.group + g;
-            const Meeting m{q_head * p.max_tiles + r.first + columns.step.tile, r.head * p.max_tiles + r.first + r.tile, hidden};
-            slow_probabilities(x, p, m, s.exchange, At::of_thread(columns.step.half));
+            const Meeting m{q_head * p.max_tiles + r.first + step.tile, r.head * p.max_tiles + r.first + r.tile, hidden};
+            slow_probabilities(x, p, m, s.exchange, At::of_thread(step.half));
             pack(a, x);
             if (!summed) {
               ptx::wgmma_fence();
@@ -397,7 +394,9 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
               ptx::wgmma_wait_group<0>();
               keep_all(a);
             }
-            slow_gradients(dp, p, m, s.exchange, At::of_thread(columns.step.half));
+            slow_gradients(dp, p, m, s.exchange, At::of_thread(step.half));
+            if (!ends) wait_full();
+            multiply_scores(next);
             pack(a, dp);
             ptx::wgmma_fence();
             multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
@@ -405,8 +404,6 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           }
           before = stage;
           if (ends) break;
-          wait_full();
-          multiply_scores(ring.stage);
         }
         ptx::wgmma_wait_group<0>();
         release(before);
@@ -449,10 +446,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
   __syncthreads();
   const int warp = uniform(threadIdx.x / 32);
   if (warp >= CONSUMERS / 32) {
-    ptx::setmaxnreg_dec<40>();
+    ptx::setmaxnreg_dec<24>();
     if (warp == CONSUMERS / 32) fetch(p, s);
   } else {
-    ptx::setmaxnreg_inc<232>();
+    ptx::setmaxnreg_inc<240>();
     consume(p, s);
   }
 }

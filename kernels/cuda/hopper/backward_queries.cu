@@ -21,15 +21,15 @@ struct alignas(1024) Operands {
 };
 
 struct Owner {
+  QueryColumns queries[2];  // of each half
   Record record;
-  float4 row[TILE];   // EXPONENT_ORIGIN - m, c 2^eQ, -delta, scale 2^eQ
-  float dout[TILE];   // 2^e of dO
 };
 
 struct Shared {
   Operands operands;
   KeyColumns columns[STAGES];
   Owner owner[2];
+  Step steps[STAGES];
   Exchange exchange;
   uint64_t full[STAGES], empty[STAGES];
   uint64_t queries_full, queries_empty;
@@ -79,35 +79,23 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       const layout::Tile tile = p.tiles[r.first + r.tile];
       r.rows = tile.rows, r.start = tile.start;
       r.last = p.tiles[r.first + r.count - 1].rows;
-      const int64_t slot = r.head * p.max_tiles + r.first + r.tile;
-      bool usual = true, tiny = false;
-      float largest = -127.0f;
-#pragma unroll
-      for (int row = lane; row < TILE; row += 32) {
-        const float e = p.q_exponents[slot * TILE + row], top = p.top[slot * TILE + row];
-        const uint8_t* const bytes = p.dout_scales + slot * layout::SCALE_TILE_BYTES;
-        const uint32_t byte = bytes[layout::scale_offset(row / 32 * 32, 0)];
-        usual = usual && check_exponent(e) && check_top(top) && check_dout(byte);
-        tiny |= byte == 0 && top != infinity();
-        largest = fmaxf(largest, e);
-        const float of_query = exp2_scale(e);
-        owner.row[row] = make_float4(__fsub_rn(EXPONENT_ORIGIN, top), __fmul_rn(p.c, of_query),
-                                     -p.delta[slot * TILE + row], __fmul_rn(p.softmax_scale, of_query));
-        owner.dout[row] = formats::decode_e8m0(byte);
-      }
-      r.flags = (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY : 0);
-      r.largest = float(int(ptx::redux_max_u32(uint32_t(int(largest) + 127))) - 127);
     }
-    if (lane == 0) owner.record = r;
-    ptx::bar_warp_sync();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_full[owners.stage]));
+    const int64_t q_slot = r.head * p.max_tiles + r.first + r.tile;
+    if (lane == 0) {
+      const uint32_t barrier = ptx::shared_address(&s.owner_full[owners.stage]);
+      owner.record = r;
+      ptx::mbarrier_arrive_expect_tx(barrier, r.valid ? sizeof(owner.queries) : 0);
+      if (r.valid) {
+        ptx::cp_async_bulk_shared_global(ptx::shared_address(owner.queries), p.q_columns + q_slot * sizeof(owner.queries),
+                                         sizeof(owner.queries), barrier);
+      }
+    }
     owners.advance();
     if (!r.valid) {
       if (lane == 0 && atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
       return;
     }
 
-    const int64_t q_slot = r.head * p.max_tiles + r.first + r.tile;
     wait(ptx::shared_address(&s.queries_empty), queries_phase);
     queries_phase ^= 1;
     if (lane == 0) {
@@ -129,12 +117,12 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
         KeyColumns& columns = s.columns[ring.stage];
         const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
         const uint8_t* const values = now.diagonal ? p.v1 : p.v;
-        columns.step = {now.tile, now.half, now.diagonal, !more};
-        ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + KEY_COLUMN_BYTES);
+        s.steps[ring.stage] = {now.tile, now.half, now.diagonal, !more};
+        ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + sizeof(KeyColumns));
         copy_step(ptx::shared_address(stage.k), p.k + slot * TILE_BYTES, now.half, barrier);
         ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
-                                         p.k_columns + (4 * slot + 2 * now.half + now.diagonal) * KEY_COLUMN_BYTES,
-                                         KEY_COLUMN_BYTES, barrier);
+                                         p.k_columns + (4 * slot + 2 * now.half + now.diagonal) * sizeof(KeyColumns),
+                                         sizeof(KeyColumns), barrier);
         copy_step(ptx::shared_address(stage.v), values + slot * TILE_BYTES, now.half, barrier);
         copy_step_wide(ptx::shared_address(stage.k_wide), p.k_wide + slot * 2 * TILE_BYTES, now.half, barrier);
       }
@@ -166,25 +154,19 @@ struct Limits {
   __device__ __forceinline__ bool operator()(int i) const { return 8 * (i / 4) + i % 2 > limit[i / 2 % 2]; }
 };
 
-// S times the keys' factors in place, -inf where hidden; of the thread's entries in each of the two tiles the
+// S times the keys' factors in place; of the thread's entries in each of the two tiles the
 // largest t, rounded up, or 0.
-template <bool MASKED>
-__device__ __forceinline__ float2 scale_scores(float (&x)[32], const float4 (&column)[8], float4 row0, float4 row1,
-                                              const Hidden& hidden, int half) {
-  const Limits limits(hidden, At::of_thread(half));
+__device__ __forceinline__ float2 scale_scores(float (&x)[32], const KeyColumns& columns, float4 row0, float4 row1) {
   float top[2];
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
     float largest0 = -infinity(), largest1 = -infinity();
 #pragma unroll
     for (int n = 4 * tile; n < 4 * tile + 4; ++n) {
-      const float4 k = column[n];
+      const float2 k = *reinterpret_cast<const float2*>(&columns.score[4 * n + ptx::thread_index() % 4]);
 #pragma unroll
       for (int i = 4 * n; i < 4 * n + 4; ++i) {
         x[i] = __fmul_rn(x[i], i % 2 == 0 ? k.x : k.y);
-        if (MASKED) {
-          if (limits(i)) x[i] = -infinity();
-        }
       }
       largest0 = fmaxf(largest0, fmaxf(x[4 * n], x[4 * n + 1]));
       largest1 = fmaxf(largest1, fmaxf(x[4 * n + 2], x[4 * n + 3]));
@@ -208,29 +190,42 @@ __device__ __forceinline__ void fast_probabilities(float (&x)[32], float4 row0, 
 }
 
 // X from codes of P in the place of dP, not yet rounded; the largest magnitudes of the thread's in the two tiles.
-template <bool MASKED>
-__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const float4 (&column)[8], const Summary& summary, uint2 top,
-                                                float4 row0, float4 row1, float of_dout, const Hidden& hidden, int half) {
-  const Limits limits(hidden, At::of_thread(half));
+template <bool DIAGONAL>
+__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const KeyColumns& columns, uint2 top,
+                                                float4 row0, float4 row1, float of_dout) {
   float amax[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < 8; ++n) {
     const float of_code = __uint_as_float(((n < 4 ? top.x : top.y) - 8) << 23);
     const float scale0 = __fmul_rn(row0.w, of_code), scale1 = __fmul_rn(row1.w, of_code);
-    const float4 c = column[n];
-    const float of_block = __fmul_rn(summary.factor[n / 4], of_dout);
-    const float f0 = MASKED ? __fmul_rn(c.z, of_dout) : of_block, f1 = MASKED ? __fmul_rn(c.w, of_dout) : of_block;
+    const float4 c = columns.score[4 * n + ptx::thread_index() % 4];
+    const float of_block = __fmul_rn(columns.summary.factor[n / 4], of_dout);
+    const float f0 = DIAGONAL ? __fmul_rn(c.z, of_dout) : of_block, f1 = DIAGONAL ? __fmul_rn(c.w, of_dout) : of_block;
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
       const float d = __fmaf_rn(dp[i], i % 2 == 0 ? f0 : f1, i % 4 < 2 ? row0.z : row1.z);
       dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 4 < 2 ? scale0 : scale1), i % 2 == 0 ? c.x : c.y);
-      if (MASKED) {
-        if (limits(i)) dp[i] = 0.0f;
-      }
       amax[n / 4] = fmaxf(amax[n / 4], fabsf(dp[i]));
     }
   }
   return make_float2(amax[0], amax[1]);
+}
+
+// -inf in hidden scores.
+__device__ __forceinline__ void hide_scores(float (&x)[32], const Limits& limits) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) x[i] = limits(i) ? -infinity() : x[i];
+}
+
+// Zeros in hidden gradients; the largest magnitudes of the others.
+__device__ __forceinline__ float2 hide_gradients(float (&x)[32], const Limits& limits) {
+  float largest[2] = {0.0f, 0.0f};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    x[i] = limits(i) ? 0.0f : x[i];
+    largest[i / 16] = fmaxf(largest[i / 16], fabsf(x[i]));
+  }
+  return make_float2(largest[0], largest[1]);
 }
 
 __device__ __forceinline__ void round_gradients(float (&x)[32], uint4 amax) {
@@ -248,13 +243,13 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   uint32_t queries_phase = 0;
   float x[32], dp[32], dq[D / 2];
 
-  const uint32_t q = ptx::shared_address(s.operands.q) + group * STEP_BYTES;
+  uint32_t q[D / 8], dout[D / 8];  // from the registers, because shared memory is what the FP8 products wait for
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
   const auto multiply = [&](int stage) {
     ptx::wgmma_fence();
     multiply_channels(x, q, ptx::shared_address(s.operands.stage[0].k), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
-    multiply_channels(dp, q + TILE_BYTES, ptx::shared_address(s.operands.stage[0].v), stage * sizeof(Operands::Stage));
+    multiply_channels(dp, dout, ptx::shared_address(s.operands.stage[0].v), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
   const auto release = [&](int stage) {
@@ -275,8 +270,17 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       ptx::keep(dq[i]);  // zeros before the first wgmma, and not where the loop begins
     }
     const int row = At::of_thread(0).row;
-    const float4 row0 = owner.row[row], row1 = owner.row[row + 8];
-    const float of_dout = owner.dout[row];
+    load_rows(q, s.operands.q, row);
+    load_rows(dout, s.operands.dout, row);
+    ptx::bar_warp_sync();
+    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.queries_empty));
+    const QueryColumns& queries = owner.queries[group];
+    const auto numbers = [&](int r) {
+      const float2 score = numbers_of(queries.score, r), gradient = numbers_of(queries.gradient, r);
+      return make_float4(score.x, score.y, gradient.x, gradient.y);
+    };
+    const float4 row0 = numbers(row % STEP), row1 = numbers(row % STEP + 8);
+    const float of_dout = queries.summary.factor[row / 32 % 2];
     int before = -1;  // the stage that is free once dQ of the step before is done
     wait_full();
     multiply(ring.stage);
@@ -284,23 +288,21 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     while (true) {
       const int stage = ring.stage;
       const KeyColumns& columns = s.columns[stage];
-      const uint32_t flags = flags_of(p, owner.record, columns.summary);
-      const bool ends = uniform(columns.step.ends);
-      const Hidden hidden{uniform(columns.step.diagonal) != 0, int(uniform(columns.step.tile == owner.record.count - 1 ? owner.record.last : TILE))};
+      const uint32_t flags = flags_of(p, queries.summary, columns.summary);
+      const Step& step = s.steps[stage];
+      const bool ends = uniform(step.ends);
+      const Hidden hidden{uniform(step.diagonal) != 0, int(uniform(step.tile == owner.record.count - 1 ? owner.record.last : TILE))};
       const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
       bool done = false;
       uint32_t a[16];
 
-      float4 column[8];
-#pragma unroll
-      for (int n = 0; n < 8; ++n) column[n] = columns.score[4 * n + ptx::thread_index() % 4];
       ptx::wgmma_wait_group<1>();
       keep_all(x);
       if (before >= 0) release(before);
       if (!(flags & SLOW)) {
         // ---- P -----------------------------------------------------------------------------------------------
-        const float2 t = masked ? scale_scores<true>(x, column, row0, row1, hidden, columns.step.half)
-                                : scale_scores<false>(x, column, row0, row1, hidden, columns.step.half);
+        if (masked) hide_scores(x, Limits(hidden, At::of_thread(step.half)));
+        const float2 t = scale_scores(x, columns, row0, row1);
         const uint4 found = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
         if (!uniform(is_low(found))) {
           const uint2 top = make_uint2(known_top(found.x), known_top(found.y));
@@ -309,9 +311,9 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           // ---- X ---------------------------------------------------------------------------------------------
           ptx::wgmma_wait_group<0>();
           keep_all(dp);
-          const float2 largest =
-              masked ? fast_gradients<true>(x, dp, column, columns.summary, top, row0, row1, of_dout, hidden, columns.step.half)
-                     : fast_gradients<false>(x, dp, column, columns.summary, top, row0, row1, of_dout, hidden, columns.step.half);
+          float2 largest = hidden.diagonal ? fast_gradients<true>(x, dp, columns, top, row0, row1, of_dout)
+                                           : fast_gradients<false>(x, dp, columns, top, row0, row1, of_dout);
+          if (masked) largest = hide_gradients(dp, Limits(hidden, At::of_thread(step.half)));
           const uint4 amax = s.exchange.largest(__float_as_uint(largest.x), __float_as_uint(largest.y), 1);
           if (!uniform(is_unusual(amax, flags & TINY))) {
             round_gradients(dp, amax);
@@ -326,10 +328,10 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
         keep_all(x);
         keep_all(dp);
         const Record& r = owner.record;
-        const Meeting m{r.head * p.max_tiles + r.first + r.tile, r.head / p.group * p.max_tiles + r.first + columns.step.tile,
+        const Meeting m{r.head * p.max_tiles + r.first + r.tile, r.head / p.group * p.max_tiles + r.first + step.tile,
                         hidden};
-        slow_probabilities(x, p, m, s.exchange, At::of_thread(columns.step.half));
-        slow_gradients(dp, p, m, s.exchange, At::of_thread(columns.step.half));
+        slow_probabilities(x, p, m, s.exchange, At::of_thread(step.half));
+        slow_gradients(dp, p, m, s.exchange, At::of_thread(step.half));
       }
       pack(a, dp);
       ptx::wgmma_fence();
@@ -345,7 +347,6 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     release(before);
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) ptx::keep(dq[i]);
-    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.queries_empty));
 
     // ---- dQ --------------------------------------------------------------------------------------------------
     const Record& r = owner.record;

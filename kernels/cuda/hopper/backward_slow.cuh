@@ -48,8 +48,9 @@ __device__ __forceinline__ float slow_code(float s, float c, float above) {
   float exponent = __fadd_rn(__fsub_rn(r, above), 8.0f);
   if (exponent < -126.0f) exponent = -126.0f;
   const float p = exp2_mantissa(f);
-  if (!(fabsf(exponent) < 256.0f) || p != p) return __uint_as_float(0x7FC00000u);
-  const float y = __uint_as_float(__float_as_uint(p) + (uint32_t(int(exponent)) << 23));
+  if (exponent != exponent || p != p) return __uint_as_float(0x7FC00000u);
+  // Above 0 only where E + m was rounded; E is so low then that the tile contributes nothing.
+  const float y = __uint_as_float(__float_as_uint(p) + (uint32_t(int(fminf(exponent, 127.0f))) << 23));
   return formats::decode_e4m3(ptx::cvt_rn_satfinite_e4m3x2_f32(0.0f, y));
 }
 
