@@ -259,6 +259,16 @@ HOPPER_FORWARD = Kernel(
     targets=(SM_90A,),
 )
 
+HOPPER_BACKWARD_COLUMNS = Kernel(
+    name="hopper_backward_columns",
+    summary="attention backward on Hopper: what a step needs of its rows beside the operands",
+    source="hopper/backward_columns.cu",
+    params=structs.HOPPER_BACKWARD.itemsize,
+    entries=(Entry("backward_columns", threads=(128,), max_registers=48),),
+    parameters=(HOPPER_DIM,),
+    targets=(SM_90A,),
+)
+
 HOPPER_BACKWARD_KEYS = Kernel(
     name="hopper_backward_keys",
     summary="attention backward on Hopper: dK and dV",
@@ -324,7 +334,8 @@ BLACKWELL_DQ = Kernel(
 
 KERNELS = (
     *(SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS),
-    *(HOPPER_OPERANDS, HOPPER_PACK, HOPPER_FORWARD, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES),
+    *(HOPPER_OPERANDS, HOPPER_PACK, HOPPER_FORWARD),
+    *(HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES),
     BLACKWELL_FORWARD,
     BLACKWELL_BACKWARD,
     BLACKWELL_DQ,

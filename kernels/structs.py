@@ -228,18 +228,19 @@ HOPPER_BACKWARD = np.dtype(
         ],
         ("first", TOKENS),
         ("second", TOKENS),
-        *[(name, POINTER) for name in ("scratch", "totals", "tiles", "tile_offsets", "items", "status", "ticket")],
+        *[(name, POINTER) for name in ("q_columns", "k_columns", "scratch", "totals")],
+        *[(name, POINTER) for name in ("tiles", "tile_offsets", "items", "status", "ticket")],
         ("max_tiles", STRIDE),
         ("group", COUNT),
         ("causal", COUNT),
         ("c", REAL),
         ("softmax_scale", REAL),
         ("fast_exponent", REAL),
-        ("unused", COUNT),
+        ("kv_heads", COUNT),
     ],
     align=True,
 )
-"""Both kernels of the Hopper backward; ``BackwardParams`` in ``hopper/backward.cuh``."""
+"""The kernels of the Hopper backward; ``BackwardParams`` in ``hopper/backward.cuh``."""
 
 
 BLACKWELL_FORWARD = np.dtype(

@@ -197,6 +197,16 @@ __device__ __forceinline__ void wgmma_e4m3_ss(float (&d)[N / 2], uint64_t a, uin
   }
 }
 
+// The same, N = 64, with a in registers: rows r and r + 8, elements 4 (t % 4) and 16 further, four to a register.
+__device__ __forceinline__ void wgmma_e4m3_rs_64(float (&d)[32], const uint32_t* a, uint64_t b, int accumulate) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %37, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3 {" WGMMA_D32 "}, {%32, %33, %34, %35}, %36, p, 1, 1;\n\t}"
+      : WGMMA_O32(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate)
+      : "memory");
+}
+
 // d += A B, bf16, K = 16; both K-major in shared memory.
 template <int N>
 __device__ __forceinline__ void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
