@@ -90,7 +90,7 @@ class Build:
 @lru_cache(maxsize=1)
 def sources() -> dict[str, str]:
     """Text of every file of the kernels by its name."""
-    out = {}
+    out: dict[str, str] = {}
     for unit in (BLACKWELL_BACKWARD.units[0], BLACKWELL_DQ.units[0]):
         out |= {unit.kernel.source: (SOURCES / unit.kernel.source).read_text(encoding="utf-8"), **unit.headers()}
     return out

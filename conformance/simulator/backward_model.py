@@ -1,0 +1,208 @@
+"""What the Blackwell backward needs of a multiprocessor: counts from its machine code, and a model of cycles from them.
+
+Note [Backward model]
+~~~~~~~~~~~~~~~~~~~~~
+A model, not a measurement: no chip was at hand. Clocks per tile of 128 queries x 128 keys, one CTA per multiprocessor;
+rates are those of Note [Forward model] of `forward_model`. What a 32x32 tile costs a warp is counted in the machine
+code of the usual way: the scan of scores, P, the scan of X, and its rounding; `AROUND` warp instructions beside them
+(loads and stores of tensor memory, barriers, the loop) are an assumption. Sixteen such tiles make a tile of 128 x 128,
+four for each scheduler.
+
+*Memory*: 7.0 TB/s over 148 multiprocessors, for stored tiles of X, once out and once in; everything else comes from the
+L2 cache.
+
+*Prediction*: a kernel takes its busiest unit; published kernels reach 73 to 79 % of such a bound, and `ATTAINED` is
+taken for what FLAMIA might reach. The products of the next tile overlap with the numbers of this one (Note [Order of
+backward products]), so no chain is added.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from flamia.conformance.simulator.forward_model import ALU, CLOCK_GHZ, CONVERSION, FP32, INTEGER_FMA, SMS
+from flamia.kernels.build import build
+from flamia.kernels.disassembly import disassemble
+from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, Unit
+from flamia.kernels.targets import get_target
+
+AROUND = 40
+MEMORY_BYTES_PER_SECOND = 7.0e12
+ATTAINED = 0.75
+X_BYTES = 128 * 128 + 16
+TILES_PER_SCHEDULER, TILES = 4, 16
+"""32x32 tiles of a tile of 128 x 128: for each scheduler, and in all."""
+
+HALF_FLOATS = {"HADD2"}
+_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Za-z0-9_.]*)", re.MULTILINE)
+PARTS = {
+    "scan of S": lambda c: c["FMNMX3"] == 32 and c["LOP3"] < 16,
+    "P": lambda c: c["FFMA2"] == 80 and c["FMNMX"] == 0,
+    "scan of X": lambda c: c["HADD2"] == 32 and c["FMNMX3"] == 16,
+    "X": lambda c: c["FMUL2"] == 16 and c["F2FP"] == 16,
+}
+"""The stretches of machine code without a branch that a usual 32x32 tile runs through, and how each is known."""
+
+
+def tile_counts(sass: str) -> Counter[str]:
+    """Warp instructions by opcode of the usual way of a 32x32 tile.
+
+    :raises ValueError: if a part of the way is not where it is expected, once.
+    """
+    stretch: Counter[str] = Counter()
+    stretches = [stretch]
+    for name in (n.split(".")[0] for n in _INSTRUCTION.findall(sass)):
+        stretch[name] += name != "NOP"
+        if name in ("BRA", "BSYNC", "EXIT", "RET"):
+            stretches.append(stretch := Counter())
+    out: Counter[str] = Counter()
+    for part, known in PARTS.items():
+        found = [s for s in stretches if known(s)]
+        if len(found) != 1:
+            raise ValueError(f"{part} must be one stretch of the machine code, found {len(found)}")
+        out += found[0]
+    return out
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one build of a kernel is.
+
+    :param owner: ``"keys"``, ``"queries"``, or ``"stored"`` for dQ from stored X.
+    :param tile: `tile_counts`; empty for ``"stored"``.
+    """
+
+    target: str
+    owner: str
+    recipe: str
+    dim: int
+    registers: int
+    spills: int
+    shared_bytes: int
+    code_bytes: int
+    tile: Counter[str]
+
+
+def kernel_units(c: Counts) -> dict[str, float]:
+    """Clocks per tile of 128 x 128 by unit."""
+    clock = CLOCK_GHZ[c.target] * 1e9
+    stored = X_BYTES / (MEMORY_BYTES_PER_SECOND / SMS / clock)
+    tokens = 4 * 64 * c.dim / 128
+    if c.owner == "stored":
+        shared = 128 * (2 * 128 + 2 * c.dim) - 128 * c.dim / 2  # A and B, copies in; K for two query tiles
+        return {"tensor core": tokens, "shared memory": shared / 128, "memory": stored}
+    nvfp4, keys = c.recipe != "mxfp8", c.owner == "keys"
+    score_row = c.dim // 2 if nvfp4 else c.dim
+
+    def sum_of(names: set[str]) -> int:
+        return sum(c.tile[name] for name in names)
+
+    products = 64 * (score_row // 32 + c.dim // 32) + (2 if keys else 1) * tokens
+    operands = 128 * (2 * score_row + 2 * c.dim + (2 if keys else 1) * c.dim)
+    copies = 128 * (score_row + c.dim + (c.dim if nvfp4 else 0))
+    columns = 8 * 2 * (8 + 16 if keys else 8) * 128  # 16-byte loads that all lanes share take a clock each
+    return {
+        "issue": TILES_PER_SCHEDULER * (c.tile.total() + AROUND),
+        "FP32": TILES_PER_SCHEDULER * (2.0 * sum_of(FP32 | INTEGER_FMA) + sum_of(HALF_FLOATS)),
+        "ALU": TILES_PER_SCHEDULER * 2.0 * sum_of(ALU),
+        "conversion": float(TILES * sum_of(CONVERSION)),
+        "tensor core": float(products),
+        "tensor memory": 4 * 128 * (2 * 128 + 3 * 32) / 512,
+        "shared memory": (operands + copies + columns) / 128,
+        "memory": stored if keys else 0.0,
+    }
+
+
+def petaflops(target: str, dim: int, clocks: float) -> float:
+    """Of dense attention: 10 T T D operations per tile of the backward."""
+    return 10 * 128 * 128 * dim / clocks * SMS * CLOCK_GHZ[target] * 1e9 / 1e15
+
+
+RECORD = Path(__file__).with_name("backward_counts.json")
+"""Counts of every build, as `count_builds` found them: tables need no disassembler."""
+
+
+def count_builds() -> Iterator[Counts]:
+    """Compile and disassemble the released builds.
+
+    :raises BuildError: for a build that spills. :raises DisassemblerNotFoundError: without nvdisasm.
+    """
+    for target in ("sm_100a", "sm_103a"):
+        for recipe in ("mxfp8", "nvfp4_fp8"):
+            for dim in (128, 64):
+                for owner in ("keys", "queries"):
+                    unit = BLACKWELL_BACKWARD.unit(owner=owner, recipe=recipe, dim=dim, exp2="exact", strict=0, hooks=0)
+                    yield _count(unit, target, owner, recipe, dim)
+        for dim in (128, 64):
+            yield _count(BLACKWELL_DQ.unit(dim=dim), target, "stored", "", dim)
+
+
+def _count(unit: Unit, target: str, owner: str, recipe: str, dim: int) -> Counts:
+    artifact = build(unit, get_target(target))
+    (e,) = artifact.entries
+    tile = Counter[str]() if owner == "stored" else tile_counts(disassemble(artifact.cubin))
+    sizes = (e.registers, e.spill_bytes, e.dynamic_shared_bytes, e.code_bytes)
+    return Counts(target, owner, recipe, dim, *sizes, tile)
+
+
+def read_counts() -> list[Counts]:
+    """The recorded counts."""
+    rows = json.loads(RECORD.read_text(encoding="utf-8"))
+    return [Counts(**{**row, "tile": Counter(row["tile"])}) for row in rows]
+
+
+def write_counts() -> None:
+    """Record the counts of this compiler."""
+    rows = [{**vars(c), "tile": dict(c.tile)} for c in count_builds()]
+    RECORD.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
+
+
+def resource_table() -> list[str]:
+    """Lines of a Markdown table: what each build is."""
+    out = ["| target | owner | recipe | head_dim | registers | spills | shared memory | machine code | per entry |"]
+    out.append("|---|---|---|---|---|---|---|---|---|")
+    for c in read_counts():
+        entry = f"{c.tile.total() / 32:.1f}" if c.tile else "-"
+        recipe = c.recipe or "both"
+        out.append(
+            f"| {c.target} | {c.owner} | {recipe} | {c.dim} | {c.registers} | {c.spills} | {c.shared_bytes:,} "
+            f"| {c.code_bytes:,} | {entry} |"
+        )
+    return out
+
+
+def model_table() -> list[str]:
+    """Lines of a Markdown table: clocks by unit, and PFLOP/s of both ways to dQ."""
+    names = ("issue", "FP32", "ALU", "conversion", "tensor core", "shared memory", "memory")
+    out = [f"| target | owner | recipe | head_dim | {' | '.join(names)} |", "|---|---|---|---|" + "---|" * len(names)]
+    for c in read_counts():
+        units = kernel_units(c)
+        cells = " | ".join(f"{units.get(name, 0):.0f}" for name in names)
+        out.append(f"| {c.target} | {c.owner} | {c.recipe or 'both'} | {c.dim} | {cells} |")
+    return out
+
+
+def prediction_table() -> list[str]:
+    """Lines of a Markdown table: clocks and PFLOP/s of the whole backward, X stored or computed twice."""
+    out = ["| target | recipe | head_dim | dQ | clocks | ceiling, PFLOP/s | at 75 % |", "|---|---|---|---|---|---|---|"]
+    counts = read_counts()
+    for c in counts:
+        if c.owner != "keys":
+            continue
+        for owner, name in (("stored", "from stored X"), ("queries", "X computed twice")):
+            (other,) = (
+                o
+                for o in counts
+                if (o.target, o.owner, o.dim) == (c.target, owner, c.dim) and o.recipe in ("", c.recipe)
+            )
+            own = kernel_units(c) | ({} if owner == "stored" else {"memory": 0.0})
+            clocks = max(own.values()) + max(kernel_units(other).values())
+            ceiling = petaflops(c.target, c.dim, clocks)
+            row = f"| {c.target} | {c.recipe} | {c.dim} | {name} | {clocks:.0f}"
+            out.append(f"{row} | {ceiling:.2f} | {ATTAINED * ceiling:.2f} |")
+    return out
