@@ -8,6 +8,7 @@ import platform
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -31,6 +32,10 @@ class Finding:
     state: str
     text: str
     fix: str = ""
+
+
+HOPPER = (9, 0)
+"""Compute capability of the chip that has attention kernels to certify."""
 
 
 @dataclass(frozen=True)
@@ -212,12 +217,21 @@ def examine_certificates(gpus: list[Gpu]) -> Iterator[Finding]:
             yield Finding("certificate", NOTE, f"{i.kernel} on {i.chip}: levels {levels} ({found.date}, {path.name})")
         else:
             yield Finding("certificate", BROKEN, found, f"remove {path}")
+    if gpus and find_spec("torch") is not None:
+        from torch import cuda
+
+        from flamia.pytorch.call import register_kernels
+
+        for index in range(cuda.device_count()):
+            register_kernels(index)
     rows = dispatch.certified_kernels()
     for kernel, _ in rows:
         yield Finding("flamia.attention", OK, f"CUDA tensors: {kernel.name}, recipes {', '.join(kernel.recipes)}")
     if not rows:
         fix = "pass backend='reference' to compute on the CPU, slowly" if gpus else ""
-        text = "CUDA tensors: refused, because this release has no certified kernel for attention"
+        if any(gpu.capability == HOPPER for gpu in gpus):
+            fix = f"flamia conform --target hopper --certify; or {fix}"
+        text = "CUDA tensors: refused, because no kernel for attention is certified here"
         yield Finding("flamia.attention", MISSING if gpus else NOTE, text, fix)
 
 

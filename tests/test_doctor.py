@@ -59,7 +59,7 @@ def test_doctor_runs_on_a_bare_machine():
     said = " ".join(done.stdout.split())
     assert "reference computes; NumPy" in said
     assert "not installed: no flamia.attention pip install 'flamia[torch]'" in said
-    assert "CUDA tensors: refused, because this release has no certified kernel for attention" in said
+    assert "CUDA tensors: refused, because no kernel for attention is certified here" in said
 
 
 def test_what_is_broken_sets_the_exit_code(monkeypatch):
@@ -133,7 +133,8 @@ def test_with_a_gpu_what_is_missing_comes_with_its_command(machine, monkeypatch)
         found = find(findings, name)
         assert (found.state, found.fix) == (doctor.MISSING, "pip install 'flamia[cuda]'")
     refused = find(findings, "flamia.attention", doctor.MISSING)
-    assert "no certified kernel" in refused.text and "backend='reference'" in refused.fix
+    assert "no kernel for attention is certified" in refused.text and "backend='reference'" in refused.fix
+    assert "flamia conform --target hopper --certify" in refused.fix
 
 
 def not_found():
