@@ -5,7 +5,7 @@ Note [Forward model]
 A model, not a measurement: no chip was at hand. Clocks per tile of 128 queries x 128 keys, one CTA per multiprocessor.
 
 *Rates*, published ones (sources in `tools.cycles`): tensor core 64 clocks per ``tcgen05.mma`` with N = 128 (M = 128;
-half at N = 64), for N = 8 a guess of 32; MUFU 16 lanes per clock, 32 on sm_103; FP32 128 lanes, a packed instruction
+half at N = 64), for N = 16 a guess of 32; MUFU 16 lanes per clock, 32 on sm_103; FP32 128 lanes, a packed instruction
 counting twice; integer multiply-add 64 lanes *of the same pipe*; other integer and min/max 64 lanes; conversions of two
 elements 32 lanes; issue 4 warp instructions; tensor memory 512 bytes; shared memory 128 bytes.
 
@@ -105,7 +105,7 @@ def predict(target: str, counts: Counter[str], head_dim: int = 128, nvfp4: bool 
     steps = head_dim // (64 if nvfp4 else 32)
     score, value, row_sum = 64 * steps, 4 * 64 * head_dim // 128, 4 * 32
     score_bytes = head_dim // 2 if nvfp4 else head_dim
-    shared = 128 * (2 * score_bytes + head_dim) + 4 * 256  # Q, K, V and the ones, as operands
+    shared = 128 * (2 * score_bytes + head_dim) + 4 * 512  # Q, K, V and the ones, as operands
     shared += 128 * (score_bytes + head_dim) // 2  # copies of K and V, shared by two query tiles
     shared += 5 * 512 + 128 * 4  # scale tiles through tcgen05.cp, and P's scales
     units = {

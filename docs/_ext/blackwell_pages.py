@@ -36,18 +36,23 @@ def regions(dim: int) -> list[tuple[int, int, str, int]]:
     for i in range(2):
         s = 128 * i
         out.append((s, 128, f"S{i}", 0))
-        inside = [(0, 32, "P"), (40, 4, ""), (constant("P_SCALE_COLUMN"), 4, ""), (constant("V_SCALE_COLUMN"), 4, "")]
+        inside = [
+            (0, 32, "P"),
+            (constant("ONE_SCALE_COLUMN"), 4, ""),
+            (constant("P_SCALE_COLUMN"), 4, ""),
+            (constant("V_SCALE_COLUMN"), 4, ""),
+        ]
         inside += [
             (constant("Q_SCALE_COLUMN"), 16, f"Q K\nof S{1 - i}"),
             (constant("FOLDED_COLUMN"), 32, "P'"),
             (112, 4, ""),
         ]
         if dim == 128:
-            inside.append((constant("L_IN_S"), 8, "l"))
+            inside.append((constant("L_IN_S"), constant("L_COLUMNS"), "l"))
         out += [(s + at, width, label, 1) for at, width, label in inside]
         out.append((256 + dim * i, dim, f"O{i}", 0))
         if dim == 64:
-            out.append((256 + 2 * dim + 8 * i, 8, f"l{i}", 0))
+            out.append((256 + 2 * dim + 16 * i, constant("L_COLUMNS"), f"l{i}", 0))
     return out
 
 

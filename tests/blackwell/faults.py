@@ -376,8 +376,8 @@ FAULTS = (
     _fault(
         "P and l overlap",
         "layout.cuh",
-        "L_COLUMNS = 8, L_IN_S = 32;",
-        "L_COLUMNS = 8, L_IN_S = 24;",
+        "L_COLUMNS = 16, L_IN_S = 32;",
+        "L_COLUMNS = 16, L_IN_S = 24;",
         "CompileError",
         says="P and l must not overlap",
     ),

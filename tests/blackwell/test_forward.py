@@ -103,6 +103,29 @@ def test_a_lost_token_reaches_the_rows_that_see_it_and_no_others() -> None:
     assert lost.sum() == 1 + 2 * (10 + 28)
 
 
+def test_no_later_token_moves_an_earlier_row() -> None:
+    """At every t mod 32 with ``FLAMIA_THOROUGH=1``: tokens behind t become huge, tiny, NaN and infinite."""
+    inputs = draw((130, 33), (1, 1), 64, seed=6)
+    before = run_forward(Build(dim=64), Operands.of(**inputs, recipe="mxfp8", causal=True))
+    for t in range(64, 96) if THOROUGH else (63, 70):
+        changed = {name: x.copy() for name, x in inputs.items()}
+        for name, value in (("q", 2.0**20), ("k", np.nan), ("v", np.inf)):
+            changed[name][t + 1 : 130] *= 2.0**-20 if t % 2 else 2.0**20
+            changed[name][t + 2 : t + 4] = value
+        after = run_forward(Build(dim=64), Operands.of(**changed, recipe="mxfp8", causal=True), seed=t)
+        for rows in (slice(0, t + 1), slice(130, 163)):
+            assert after.out[rows].tobytes() == before.out[rows].tobytes(), t
+            assert after.lse[:, rows].tobytes() == before.lse[:, rows].tobytes(), t
+
+
+def test_tickets_are_zero_again_after_a_launch() -> None:
+    inputs = draw((130, 33), (2, 1), 64)
+    operands = Operands.of(**inputs, recipe="mxfp8", causal=True)
+    first = run_forward(Build(dim=64), operands, ctas=3)
+    assert operands.arrays["status"][8:10].tolist() == [0, 0]
+    assert run_forward(Build(dim=64), operands, ctas=2, seed=1).out.tobytes() == first.out.tobytes()
+
+
 def test_extreme_scores_take_the_slow_path_and_keep_the_contract() -> None:
     inputs = draw((140,), (1, 1), 64, seed=4)
     inputs["q"][:40] *= 2.0**20

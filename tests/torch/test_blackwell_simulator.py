@@ -27,3 +27,21 @@ def test_gradients_are_not_claimed() -> None:
 def test_another_recipe_is_refused() -> None:
     report = run("simulator:sm_100a", levels=[2], cases=["documents/padding"], recipe="bf16")
     assert "recipe must be one of ('mxfp8', 'nvfp4_fp8')" in report.results[0].message
+
+
+def test_float16_rounds_the_same_rows() -> None:
+    import torch
+
+    from flamia.conformance.simulator.host import simulated_device
+    from flamia.kernels.blackwell import attention_forward
+    from flamia.kernels.targets import SM_100A
+
+    generator = torch.Generator().manual_seed(0)
+    with simulated_device(SM_100A):
+        q, k, v = (torch.randn((40, 1, 64), generator=generator).half() for _ in range(3))
+        cu = torch.tensor([0, 40])
+        half = attention_forward(q, k, v, cu)
+        full = attention_forward(q.float(), k.float(), v.float(), cu)
+    assert half.out.dtype == torch.float16
+    assert torch.equal(half.out, full.out.half())
+    assert torch.equal(half.l, full.l) and torch.equal(half.lse, full.lse)

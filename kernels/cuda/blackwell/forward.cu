@@ -77,7 +77,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
     ptx::tcgen05_alloc(at(&shared.tensor_memory), COLUMNS);
     ptx::tcgen05_relinquish_alloc_permit();
   }
-  if (threadIdx.x < 256) reinterpret_cast<uint32_t*>(shared.ones)[threadIdx.x] = 0x38383838u;  // E4M3 1.0
+  static_assert(sizeof(shared.ones) == 8 * 256, "256 threads write eight ones each");
+  if (threadIdx.x < 256) reinterpret_cast<uint64_t*>(shared.ones)[threadIdx.x] = 0x3838383838383838ull;  // E4M3 1.0
   ptx::fence_proxy_async();
   ptx::tcgen05_fence_before_thread_sync();
   __syncthreads();

@@ -59,23 +59,23 @@ static_assert(SOFTMAX_REGISTERS % 8 == 0 && EPILOGUE_REGISTERS % 8 == 0 && OTHER
 //
 //   S_i   128 i ..            128  scores; then, from its first column:
 //           0 ..  31               P, four E4M3 codes to a word
-//          32 ..  39               l, an accumulator of N = 8 columns of which only one is used (head_dim 128)
-//          40 ..  43               the constant scale 2^0, of the ones and of V1
-//          44 ..  47               scales of P                       (the row's, the same for its four blocks)
-//          48 ..  51               scales of V32
+//          32 ..  47               l, an accumulator of N = 16 columns of which only one is used (head_dim 128)
+//          48 ..  51               the constant scale 2^0, of the ones and of V1
+//          52 ..  55               scales of P                       (the row's, the same for its four blocks)
+//          56 ..  59               scales of V32
 //          64 ..  79               scales of Q (up to 8) and of K (up to 8) for the scores of the *other* query tile
 //          80 .. 111               P' of the diagonal tile
 //         112 .. 115               scales of P'
 //   O_i   256 + D i ..         D  output
-//   l_i   256 + 2 D + 8 i ..   8  the same l, with head_dim 64, where there is room
+//   l_i   256 + 2 D + 16 i ..  16  the same l, with head_dim 64, where there is room
 //
 // The scores of tile i need their scales while S_i is written, so those are parked in S_{1-i}, whose scores must have
 // been read. With head_dim 128 l waits in a register while S_i is written: Note [Row sum].
 constexpr uint32_t COLUMNS = 512;
 constexpr uint32_t S_COLUMNS = layout::TILE;
 constexpr uint32_t P_COLUMN = 0, P_COLUMNS = layout::TILE / 4;
-constexpr uint32_t L_COLUMNS = 8, L_IN_S = 32;
-constexpr uint32_t ONE_SCALE_COLUMN = 40, P_SCALE_COLUMN = 44, V_SCALE_COLUMN = 48;
+constexpr uint32_t L_COLUMNS = 16, L_IN_S = 32;  // PTX takes N = 8 too, CUTLASS only multiples of 16 with M = 128
+constexpr uint32_t ONE_SCALE_COLUMN = 48, P_SCALE_COLUMN = 52, V_SCALE_COLUMN = 56;
 constexpr uint32_t Q_SCALE_COLUMN = 64, K_SCALE_COLUMN = Q_SCALE_COLUMN + 4 * SCORE_SCALE_TILES;
 constexpr uint32_t FOLDED_COLUMN = 80, FOLDED_SCALE_COLUMN = FOLDED_COLUMN + P_COLUMNS;
 constexpr uint32_t O_COLUMN = QUERY_TILES * S_COLUMNS;
@@ -91,9 +91,9 @@ static_assert(ONE_SCALE_COLUMN + 4 <= P_SCALE_COLUMN && P_SCALE_COLUMN + 4 <= V_
 static_assert(K_SCALE_COLUMN + 4 * SCORE_SCALE_TILES <= FOLDED_COLUMN && FOLDED_SCALE_COLUMN + 4 <= S_COLUMNS,
               "what is parked in S must fit its 128 columns");
 
-// First column of query tile i's l, from the base of tensor memory; the one that is used is the fifth.
+// First column of query tile i's l, from the base of tensor memory; one of the last four is used.
 __device__ __forceinline__ uint32_t l_column(int i) { return L_RESIDENT ? L_RESIDENT_COLUMN + i * L_COLUMNS : i * S_COLUMNS + L_IN_S; }
-constexpr uint32_t L_USED = 4;
+constexpr uint32_t L_USED = L_COLUMNS - 4;
 
 // Lane 32 w of a column, where warp w of a warpgroup reaches tensor memory.
 __device__ __forceinline__ uint32_t lanes_of_warp(int w) { return uint32_t(w) << 21; }
@@ -129,7 +129,7 @@ struct alignas(1024) Shared {
   uint8_t q[QUERY_TILES][SCORE_TILE];
   uint8_t k[K_STAGES][SCORE_TILE];
   uint8_t v[V_STAGES][VALUE_TILE];
-  uint8_t ones[1024];  // 8 rows of 128 tokens of 1.0
+  uint8_t ones[L_COLUMNS * layout::TILE];  // rows of 128 tokens of 1.0
   alignas(128) uint8_t q_scales[QUERY_TILES][SCORE_SCALES];
   uint8_t k_scales[K_STAGES][SCORE_SCALES];
   uint8_t v_scales[V_STAGES][SCALES];

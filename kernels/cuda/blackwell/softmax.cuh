@@ -10,7 +10,7 @@ namespace blackwell {
 
 // Note [Row sum]
 // ~~~~~~~~~~~~~~
-// l += P 1 is a product of its own, with 8 columns of ones, so that it has the bits of the contract and costs the
+// l += P 1 is a product of its own, with columns of ones, so that it has the bits of the contract and costs the
 // softmax warps no addition. With head_dim 128 tensor memory has no room for an accumulator that outlives S (Note [Tensor
 // memory map]): between two tiles l lies in a register of the row's thread, is stored beside P, and read back when the
 // product is done; only then may S be overwritten.
