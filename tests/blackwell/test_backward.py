@@ -8,13 +8,20 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 
-from flamia.conformance.simulator.attention_backward import OWNERS, STORED, Build
+from flamia.conformance.simulator.attention import Build as Forward
+from flamia.conformance.simulator.attention import Operands as ForwardOperands
+from flamia.conformance.simulator.attention import run_forward
+from flamia.conformance.simulator.attention_backward import OWNERS, STORED, Build, run_backward
 from flamia.kernels.targets import SM_100A, SM_103A
-from tests.blackwell.backward import check
+from flamia.reference.formats import E4M3, decode
+from tests.blackwell.backward import check, draw, expected
 
 THOROUGH = os.environ.get("FLAMIA_THOROUGH", "") == "1"
+SMALLEST_NORMAL = 8
+"""The E4M3 code of 2^-6."""
 SEEDS = 50 if THOROUGH else 2
 
 TWICE, ONCE = OWNERS, ("keys", STORED)
@@ -70,6 +77,30 @@ def test_lost_tokens_reach_what_the_contract_says_and_nothing_else(recipe: str) 
 def test_neither_timing_nor_grid_shows(owners: tuple[str, ...]) -> None:
     for seed in range(SEEDS):
         check(Build(dim=64, hooks=0), (140, 33), (1, 1), owners=owners, seed=seed, ctas=1 + (seed + 2) % 4)
+
+
+def test_p_is_that_of_the_forward_kernel() -> None:
+    """Where both hold P as a normal E4M3 number: Note [Probabilities]."""
+    lengths, heads = (140,), (1, 1)
+    reference = expected("mxfp8", 64, lengths, heads)
+    inputs = {name: x for name, x in draw(lengths, heads, 64).items() if name != "dout"}
+    forward = run_forward(Forward(dim=64), ForwardOperands.of(**inputs, recipe="mxfp8", causal=True))
+    backward = run_backward(Build(dim=64), reference.operands, owners=("queries",)).tiles["queries"]
+    assert forward.p is not None and forward.p_top is not None
+    compared = 0
+    for query_tile, key_tile in ((0, 0), (1, 0), (1, 1)):
+        rows = min(128, 140 - 128 * query_tile)
+        ours, theirs = backward.p[0, query_tile, key_tile][:rows], forward.p[0, query_tile, key_tile][:rows]
+        e = np.repeat(np.repeat(backward.p_scale[0, query_tile, key_tile].astype(np.float64) - 127, 32, 0), 32, 1)[
+            :rows
+        ]
+        top = reference.forward.m[0, 128 * query_tile :][:rows, None]
+        above = forward.p_top[0, query_tile, key_tile, :rows, None] - 8
+        normal = (ours >= SMALLEST_NORMAL) & (theirs >= SMALLEST_NORMAL)
+        same = decode(ours, E4M3) * np.exp2(e + top) == decode(theirs, E4M3) * np.exp2(above)
+        assert same[normal].all()
+        compared += int(normal.sum())
+    assert compared > 5000
 
 
 def test_a_strict_build_relies_on_nothing_that_ptx_does_not_promise() -> None:
