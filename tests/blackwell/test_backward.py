@@ -36,7 +36,7 @@ CASES: dict[str, dict[str, Any]] = {
         "owners": TWICE,
     },
     "full, head by head": {
-        "build": Build("mxfp8", 64, SM_103A),
+        "build": Build("mxfp8", 64),
         "lengths": (130, 20),
         "heads": (2, 2),
         "causal": False,
@@ -76,7 +76,7 @@ def test_lost_tokens_reach_what_the_contract_says_and_nothing_else(recipe: str) 
 @pytest.mark.parametrize("owners", [ONCE, ("queries",)], ids=["once", "twice"])
 def test_neither_timing_nor_grid_shows(owners: tuple[str, ...]) -> None:
     for seed in range(SEEDS):
-        check(Build(dim=64, hooks=0), (140, 33), (1, 1), owners=owners, seed=seed, ctas=1 + (seed + 2) % 4)
+        check(Build(dim=64), (140, 33), (1, 1), owners=owners, seed=seed, ctas=1 + (seed + 2) % 4)
 
 
 def test_p_is_that_of_the_forward_kernel() -> None:
