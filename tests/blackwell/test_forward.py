@@ -8,6 +8,7 @@ import pytest
 from flamia.conformance.simulator.attention import Build, Operands, run_forward
 from flamia.conformance.simulator.machine.faults import Fault
 from flamia.kernels.targets import SM_100A, SM_103A, Target
+from flamia.reference.documents import TILE
 from flamia.reference.oracle import attention_oracle
 from tests.blackwell.forward import Expected, check, draw
 
@@ -136,3 +137,26 @@ def test_extreme_scores_take_the_slow_path_and_keep_the_contract() -> None:
         operands = Operands.of(**inputs, recipe="mxfp8", causal=True, softmax_scale=scale)
         wrong = expected.mismatch(run_forward(Build(dim=64), operands))
         assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("seed", range(24) if THOROUGH else (4, 14))
+def test_wild_exponents_of_scores_and_values(seed: int) -> None:
+    """Rows whose maxima run over hundreds of octaves, values from 2^-120 to 2^100: both sides of `REACH` and `SLACK`."""
+    rng = np.random.default_rng(seed)
+    inputs = draw((int(rng.integers(200, 260)),), (1, 1), 64, seed, np.float32)
+    length = len(inputs["v"])
+
+    def per_block(low: int, high: int, tokens: int) -> np.ndarray:
+        powers = np.exp2(rng.integers(low, high, -(-length // tokens))).astype(np.float32)
+        return powers.repeat(tokens)[:length, None, None]
+
+    inputs["v"] *= per_block(-120, 100, 32)
+    inputs["v"][rng.random(length) < 0.1] = 0
+    inputs["q"] = np.abs(inputs["q"])
+    signs = rng.choice(np.float32([-1, 1]), -(-length // TILE)).repeat(TILE)[:length, None, None]
+    inputs["k"] = np.abs(inputs["k"]) * per_block(-3, 6, 64) * signs
+    causal = bool(seed % 2)
+    expected = Expected(inputs, "mxfp8", causal, None)
+    got = run_forward(Build(dim=64), Operands.of(**inputs, recipe="mxfp8", causal=causal), seed=seed)
+    wrong = expected.mismatch(got)
+    assert wrong is None, wrong

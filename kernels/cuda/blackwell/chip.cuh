@@ -1,4 +1,5 @@
-// What the chips of the family have and others have not, behind one struct. The bits of the contract are the same on all.
+// What some chips of the family have and others have not, behind one struct. The bits of the contract are the same on
+// all.
 #pragma once
 
 #include "blackwell/ptx.cuh"

@@ -14,8 +14,8 @@ __device__ __forceinline__ void store_row_part(uint32_t to, const float (&x)[16]
   if (element == 2) {
 #pragma unroll
     for (int i = 0; i < 16; i += 4) {
-      ptx::st_shared_v4(to + 4 * i, make_uint4(__float_as_uint(x[i]), __float_as_uint(x[i + 1]), __float_as_uint(x[i + 2]),
-                                               __float_as_uint(x[i + 3])));
+      ptx::st_shared_v4(to + 4 * i, make_uint4(__float_as_uint(x[i]), __float_as_uint(x[i + 1]),
+                                               __float_as_uint(x[i + 2]), __float_as_uint(x[i + 3])));
     }
     return;
   }
@@ -32,8 +32,8 @@ __device__ __forceinline__ void store_row_part(uint32_t to, const float (&x)[16]
 }
 
 // Rows leave by bulk copies that each thread makes of its own row, so no thread waits for another.
-__device__ __forceinline__ void store_tile(const ForwardParams& p, Shared& shared, const Work& work, int i, uint32_t tensor,
-                                           uint32_t parity) {
+__device__ __forceinline__ void store_tile(const ForwardParams& p, Shared& shared, const Work& work, int i,
+                                           uint32_t tensor, uint32_t parity) {
   const int row = threadIdx.x % 128;
   const uint32_t o = tensor + lanes_of_warp(threadIdx.x / 32 % 4) + O_COLUMN + i * D;
   const layout::Tile tile = p.tiles[work.tile + i];

@@ -2,10 +2,10 @@
 //
 // Note [Floor by a magic addend]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// Let m = ceil(c max S), |m| < 2^21, and K = 1.5 * 2^23 + 8 - m. For m - 2^20 <= c S <= m the FP32 numbers around c S + K
-// are the integers, so t = fma(S, c, K) rounded down is floor(c S) + K exactly: one instruction gives the floor and, in
-// its low bits, the exponent r + 8 - m that P is held with. f = fma(S, c, K - t) is the fraction, rounded once; p is a
-// cubic of it, and adding t << 23 to p's bits scales it.
+// Let m = ceil(c max S), |m| < 2^21, and K = 1.5 * 2^23 + 8 - m. For m - 2^20 <= c S <= m the FP32 numbers around c S +
+// K are the integers, so t = fma(S, c, K) rounded down is floor(c S) + K exactly: one instruction gives the floor and,
+// in its low bits, the exponent r + 8 - m that P is held with. f = fma(S, c, K - t) is the fraction, rounded once; p is
+// a cubic of it, and adding t << 23 to p's bits scales it.
 //
 // S is first raised to (m - 24) / c, give or take an octave: whatever lies below has r <= m - 19, and its P rounds to
 // zero in E4M3. So no exponent wraps, and a score of -inf, which hides a key, gives exactly 0.

@@ -1,14 +1,15 @@
-// Attention forward on Blackwell: Note [Forward] of flamia.reference.forward under the profile "blackwell", bit for bit.
+// Attention forward on Blackwell: Note [Forward] of flamia.reference.forward, profile "blackwell", bit for bit.
 //
 // Note [Forward on Blackwell]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~
-// A CTA takes work items, of one or two adjacent query tiles of a head, until there are none left. One thread loads (load.cuh), one issues
-// every product (multiply.cuh), a warpgroup per query tile turns scores into P (softmax.cuh), and one more divides and
-// stores finished rows (epilogue.cuh) while the next item begins. S, P, O and l live in tensor memory (layout.cuh).
+// A CTA takes work items, of one or two adjacent query tiles of a head, until there are none left. One thread loads
+// (load.cuh), one issues every product (multiply.cuh), a warpgroup per query tile turns scores into P (softmax.cuh),
+// and one more divides and stores finished rows (epilogue.cuh) while the next item begins. S, P, O and l live in tensor
+// memory (layout.cuh).
 //
-// P needs no running maximum: it is held against its own tile's, and what relates tiles is one scale byte per row, which
-// travels with P. So nothing but that byte depends on the tile before, and O is touched only where Note [Reference
-// exponent] says so.
+// P needs no running maximum: it is held against its own tile's, and what relates tiles is one scale byte per row,
+// which travels with P. So nothing but that byte depends on the tile before, and O is touched only where Note
+// [Reference exponent] says so.
 //
 // Note [Barriers]
 // ~~~~~~~~~~~~~~~
@@ -18,18 +19,19 @@
 //   work_full       load                                all            a work item is published
 //   work_empty      multiply, softmax, epilogue (13)    load           it has been read by all
 //   q_full[i]       load + bytes                        multiply       Q_i, its scales, V1's exponents on the diagonal
-//   q_empty[i]      commit, softmax i (4)               load           the last scores of the item are done, exponents read
+//   q_empty[i]      commit, softmax i (4)               load           the item's last scores are done, exponents read
 //   k_full, k_empty load + bytes; commit                multiply; load a stage of K
 //   v_full, v_empty load + bytes; commit                multiply; load a stage of V
-//   s_full[i]       commit                              softmax i      scores are in S_i, and P V of the tile before is done
-//   s_read[i]       softmax i (4)                       multiply       scores are in registers: scales may be parked in S_i
+//   s_full[i]       commit                              softmax i      scores are in S_i, P V before is done
+//   s_read[i]       softmax i (4)                       multiply       they are in registers: S_i takes scales
 //   p_ready[i]      softmax i (4)                       multiply       P, l, their scales are stored, O is rescaled
 //   pv_done[i]      commit                              softmax i      O_i and l_i hold this tile
-//   l_read[i]       softmax i (4)                       multiply       l is in a register: S_i may be overwritten (head_dim 128)
+//   l_read[i]       softmax i (4)                       multiply       l is in a register: S_i is free (head_dim 128)
 //   rows_final[i]   softmax i (4)                       epilogue       O_i is final; l and m are in shared memory
 //   o_free[i]       epilogue (4)                        multiply       O_i and l_i may be overwritten
 //
-// p_ready carries P's scale byte: 4 bytes per row in a 512-byte block, a proxy fence, one tcgen05.cp. It adds no barrier.
+// p_ready carries P's scale byte: 4 bytes per row in a 512-byte block, a proxy fence, one tcgen05.cp. It adds no
+// barrier.
 #include "blackwell/epilogue.cuh"
 #include "blackwell/load.cuh"
 #include "blackwell/multiply.cuh"
@@ -39,7 +41,9 @@ using namespace blackwell;
 
 extern "C" __constant__ const int attention_forward_shared_bytes = sizeof(Shared);
 
-__device__ __forceinline__ void init(uint64_t& barrier, uint32_t arrivals) { ptx::mbarrier_init(at(&barrier), arrivals); }
+__device__ __forceinline__ void init(uint64_t& barrier, uint32_t arrivals) {
+  ptx::mbarrier_init(at(&barrier), arrivals);
+}
 
 __device__ __forceinline__ void init_barriers(Shared& shared) {
   for (int i = 0; i < WORK_STAGES; ++i) {

@@ -54,8 +54,8 @@ static_assert(SOFTMAX_REGISTERS % 8 == 0 && EPILOGUE_REGISTERS % 8 == 0 && OTHER
 //
 // Note [Tensor memory map]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
-// With head_dim 128 two S and two O fill all 512 columns, so everything else lives inside S, in columns whose scores are
-// in registers by then. Query tile i owns the columns
+// With head_dim 128 two S and two O fill all 512 columns, so everything else lives inside S, in columns whose scores
+// are in registers by then. Query tile i owns the columns
 //
 //   S_i   128 i ..            128  scores; then, from its first column:
 //           0 ..  31               P, four E4M3 codes to a word
@@ -92,7 +92,9 @@ static_assert(K_SCALE_COLUMN + 4 * SCORE_SCALE_TILES <= FOLDED_COLUMN && FOLDED_
               "what is parked in S must fit its 128 columns");
 
 // First column of query tile i's l, from the base of tensor memory; one of the last four is used.
-__device__ __forceinline__ uint32_t l_column(int i) { return L_RESIDENT ? L_RESIDENT_COLUMN + i * L_COLUMNS : i * S_COLUMNS + L_IN_S; }
+__device__ __forceinline__ uint32_t l_column(int i) {
+  return L_RESIDENT ? L_RESIDENT_COLUMN + i * L_COLUMNS : i * S_COLUMNS + L_IN_S;
+}
 constexpr uint32_t L_USED = L_COLUMNS - 4;
 
 // Lane 32 w of a column, where warp w of a warpgroup reaches tensor memory.
@@ -155,9 +157,9 @@ static_assert(sizeof(Shared) <= 227 * 1024, "a CTA has 227 KB of shared memory")
 
 constexpr uint64_t DESCRIPTOR_VERSION = 1ull << 46;
 
-// Operand tiles with rows of WIDTH bytes, swizzled over WIDTH bytes: Note [Payload tile] of flamia.reference.layout. The
-// same for both majors: groups of 8 rows follow each other. Advance by STEP >> 4: 32 bytes of each row K-major, 32 rows
-// MN-major.
+// Operand tiles with rows of WIDTH bytes, swizzled over WIDTH bytes: Note [Payload tile] of flamia.reference.layout.
+// The same for both majors: groups of 8 rows follow each other. Advance by STEP >> 4: 32 bytes of each row K-major, 32
+// rows MN-major.
 template <int WIDTH>
 __device__ __forceinline__ uint64_t describe_operand(uint32_t address) {
   static_assert(WIDTH == 128 || WIDTH == 64 || WIDTH == 32, "rows are swizzled over 128, 64 or 32 bytes");

@@ -9,9 +9,9 @@ namespace blackwell {
 // Note [P under the next scores]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // With head_dim 64, S_i of the next key tile is issued right behind O_i += P V and l_i += P 1, whose P and scales it
-// overwrites. Operations of one thread on one tensor core are executed in the order of issue, and every published kernel
-// relies on that; but PTX 9.0 (9.7.16.6.2) promises it for products of the same accumulator only. A STRICT build waits.
-// This is the only such reliance; with head_dim 128 there is none, because l must be read first.
+// overwrites. Operations of one thread on one tensor core are executed in the order of issue, and every published
+// kernel relies on that; but PTX 9.0 (9.7.16.6.2) promises it for products of the same accumulator only. A STRICT build
+// waits. This is the only such reliance; with head_dim 128 there is none, because l must be read first.
 
 struct Multiplier {
   Shared& shared;
@@ -34,7 +34,7 @@ struct Multiplier {
     } else if constexpr (WAIT_ALWAYS) {
       wait(shared.pv_done[i], scored[i] & 1 ^ 1);  // otherwise Note [P under the next scores]
     }
-    wait(shared.s_read[1 - i], scored[1 - i] & 1 ^ 1);  // the scores in S_{1-i} have been read: scales may be parked there
+    wait(shared.s_read[1 - i], scored[1 - i] & 1 ^ 1);  // S_{1-i} has been read: scales may be parked there
     ptx::tcgen05_fence_after_thread_sync();
     const uint32_t scales_q = s_column(1 - i) + Q_SCALE_COLUMN, scales_k = s_column(1 - i) + K_SCALE_COLUMN;
 #pragma unroll
@@ -42,7 +42,8 @@ struct Multiplier {
       ptx::tcgen05_cp_32x128b_warpx4(scales_q + 4 * u, describe_scales(at(shared.q_scales[i]) + u * SCALES));
       ptx::tcgen05_cp_32x128b_warpx4(scales_k + 4 * u, describe_scales(at(shared.k_scales[k.stage]) + u * SCALES));
     }
-    const uint64_t a = describe_operand<SCORE_ROW>(at(shared.q[i])), b = describe_operand<SCORE_ROW>(at(shared.k[k.stage]));
+    const uint64_t a = describe_operand<SCORE_ROW>(at(shared.q[i]));
+    const uint64_t b = describe_operand<SCORE_ROW>(at(shared.k[k.stage]));
 #pragma unroll
     for (int step = 0; step < SCORE_STEPS; ++step) {
       const uint64_t along = step * STEP_BYTES >> 4;
@@ -85,8 +86,8 @@ struct Multiplier {
     const uint64_t b = describe_operand<D>(at(shared.v[v.stage])), ones = describe_operand<128>(at(shared.ones));
 #pragma unroll
     for (int step = 0; step < VALUE_STEPS; ++step) {
-      ptx::tcgen05_mma_mxf8f6f4_ts(o, p + 8 * step, b + (step * STEP_BYTES * D >> 4), VALUE_INSTRUCTION | scale_ids(step),
-                                   scales_p, scales_v, !starts || step > 0);
+      ptx::tcgen05_mma_mxf8f6f4_ts(o, p + 8 * step, b + (step * STEP_BYTES * D >> 4),
+                                   VALUE_INSTRUCTION | scale_ids(step), scales_p, scales_v, !starts || step > 0);
     }
 #pragma unroll
     for (int step = 0; step < VALUE_STEPS; ++step) {

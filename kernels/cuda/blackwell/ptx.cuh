@@ -26,7 +26,9 @@ __device__ __forceinline__ void cp_async_bulk_global_shared(void* global, uint32
                : "memory");
 }
 
-__device__ __forceinline__ void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
 
 // Until what this thread's groups read may be overwritten.
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
@@ -93,7 +95,10 @@ __device__ __forceinline__ uint32_t tcgen05_ld_x1(uint32_t address) {
 }
 
 __device__ __forceinline__ void tcgen05_ld_x4(uint32_t (&d)[4], uint32_t address) {
-  asm volatile("tcgen05.ld.sync.aligned.32x32b.x4.b32 {" TMEM_R4 "}, [%4];" : TMEM_OUT4(d, 0) : "r"(address) : "memory");
+  asm volatile("tcgen05.ld.sync.aligned.32x32b.x4.b32 {" TMEM_R4 "}, [%4];"
+               : TMEM_OUT4(d, 0)
+               : "r"(address)
+               : "memory");
 }
 
 __device__ __forceinline__ void tcgen05_ld_x16(uint32_t (&d)[16], uint32_t address) {
@@ -180,7 +185,8 @@ __device__ __forceinline__ void tcgen05_mma_mxf8f6f4_ss(uint32_t d, uint64_t a, 
                                                         uint32_t scales_a, uint32_t scales_b, uint32_t accumulate) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %6, 0;\n\t"
-      "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [%0], %1, %2, %3, [%4], [%5], p;\n\t}" ::"r"(d),
+      "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [%0], %1, %2, %3, [%4], [%5], p;\n\t}" ::
+          "r"(d),
       "l"(a), "l"(b), "r"(instruction), "r"(scales_a), "r"(scales_b), "r"(accumulate)
       : "memory");
 }
@@ -190,7 +196,8 @@ __device__ __forceinline__ void tcgen05_mma_mxf8f6f4_ts(uint32_t d, uint32_t a, 
                                                         uint32_t scales_a, uint32_t scales_b, uint32_t accumulate) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %6, 0;\n\t"
-      "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [%0], [%1], %2, %3, [%4], [%5], p;\n\t}" ::"r"(d),
+      "tcgen05.mma.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X [%0], [%1], %2, %3, [%4], [%5], p;\n\t}" ::
+          "r"(d),
       "r"(a), "l"(b), "r"(instruction), "r"(scales_a), "r"(scales_b), "r"(accumulate)
       : "memory");
 }
@@ -200,7 +207,8 @@ __device__ __forceinline__ void tcgen05_mma_mxf4nvf4_ss(uint32_t d, uint64_t a, 
                                                         uint32_t scales_a, uint32_t scales_b, uint32_t accumulate) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %6, 0;\n\t"
-      "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X [%0], %1, %2, %3, [%4], [%5], p;\n\t}" ::"r"(d),
+      "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.scale_vec::4X [%0], %1, %2, %3, [%4], [%5], p;\n\t}" ::
+          "r"(d),
       "l"(a), "l"(b), "r"(instruction), "r"(scales_a), "r"(scales_b), "r"(accumulate)
       : "memory");
 }

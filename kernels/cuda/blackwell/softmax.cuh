@@ -10,8 +10,8 @@ namespace blackwell {
 
 // Note [Row sum]
 // ~~~~~~~~~~~~~~
-// l += P 1 is a product of its own, with columns of ones, so that it has the bits of the contract and costs the
-// softmax warps no addition. With head_dim 128 tensor memory has no room for an accumulator that outlives S (Note [Tensor
+// l += P 1 is a product of its own, with columns of ones, so that it has the bits of the contract and costs the softmax
+// warps no addition. With head_dim 128 tensor memory has no room for an accumulator that outlives S (Note [Tensor
 // memory map]): between two tiles l lies in a register of the row's thread, is stored beside P, and read back when the
 // product is done; only then may S be overwritten.
 //
@@ -20,13 +20,14 @@ namespace blackwell {
 // The contract holds O and l of a row in units of 2^M, M the running maximum of m_t; multiplying them when M grows is a
 // trip through tensor memory. Here they are in units of 2^R, R <= M, and R follows only when M - R > 24 (`SLACK`).
 //
-// Both have the same bits as long as everything is exact in units of 2^M. A product of two E4M3 codes has an exponent of
-// at least -12, so in the units of M that of key tile t has at least -12 + (m_t - 8 - M) + e_t, e_t the smallest scale
-// exponent of V in the tile; a tensor core's result is a multiple of 2^-25 times its largest term, and FP32 holds
+// Both have the same bits as long as everything is exact in units of 2^M. A product of two E4M3 codes has an exponent
+// of at least -12, so in the units of M that of key tile t has at least -12 + (m_t - 8 - M) + e_t, e_t the smallest
+// scale exponent of V in the tile; a tensor core's result is a multiple of 2^-25 times its largest term, and FP32 holds
 // multiples of 2^-149. So nothing is rounded, by subnormals or to zero, while
 //   M - min_t (m_t + e_t) <= 149 - 25 - 12 - 8 = 104 (`REACH`)
-// and nothing overflows in either unit if e_t <= 48: 2^(48 + 9) from V, 2^(24 + 8 - 8) from R and P, 2^31 keys. A row that breaks
-// one of the two is from then on rescaled whenever M grows, as the contract says: factors below 2^-126 are 0.
+// and nothing overflows in either unit if e_t <= 48: 2^(48 + 9) from V, 2^(24 + 8 - 8) from R and P, 2^31 keys. A row
+// that breaks one of the two is from then on rescaled whenever M grows, as the contract says: factors below 2^-126 are
+// 0.
 constexpr float SLACK = 24.0f, REACH = 104.0f, MAX_V_EXPONENT = 48.0f;
 
 // A row while the key tiles pass. m: M; r: R; l: in units of 2^R, where it is not resident.
@@ -136,7 +137,8 @@ __device__ __forceinline__ uint32_t visible_exponents(const uint8_t* fold, int w
 }
 
 // P' = E4M3(P 2^(e_j - E_b)) of block b, for the columns up to `last`; P in `codes`. Hidden columns hold P = 0.
-__device__ __forceinline__ void fold_block(uint32_t (&folded)[8], const uint8_t* fold, uint32_t p, int b, uint32_t largest) {
+__device__ __forceinline__ void fold_block(uint32_t (&folded)[8], const uint8_t* fold, uint32_t p, int b,
+                                           uint32_t largest) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const uint32_t codes = ptx::tcgen05_ld_x1(p + 8 * b + i);
@@ -217,8 +219,8 @@ __device__ __forceinline__ void hook_tile(const ForwardParams& p, uint32_t s, in
 }
 
 // One query tile: `i` of its item.
-__device__ __forceinline__ void softmax_tile(const ForwardParams& p, Shared& shared, const Work& work, int i, uint32_t tensor,
-                                             uint32_t& tiles_seen) {
+__device__ __forceinline__ void softmax_tile(const ForwardParams& p, Shared& shared, const Work& work, int i,
+                                             uint32_t tensor, uint32_t& tiles_seen) {
   const int w = threadIdx.x / 32 % 4, lane = threadIdx.x % 32, row = threadIdx.x % 128;
   const uint32_t s = tensor + lanes_of_warp(w) + i * S_COLUMNS, o = tensor + lanes_of_warp(w) + O_COLUMN + i * D;
   const uint32_t l = tensor + lanes_of_warp(w) + l_column(i) + L_USED;
