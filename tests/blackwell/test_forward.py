@@ -141,7 +141,7 @@ def test_extreme_scores_take_the_slow_path_and_keep_the_contract() -> None:
 
 @pytest.mark.parametrize("seed", range(24) if THOROUGH else (4, 14))
 def test_wild_exponents_of_scores_and_values(seed: int) -> None:
-    """Rows whose maxima run over hundreds of octaves, values from 2^-120 to 2^100: both sides of `REACH` and `SLACK`."""
+    """Maxima run over hundreds of octaves, values from 2^-120 to 2^100: both sides of `REACH` and `SLACK`."""
     rng = np.random.default_rng(seed)
     inputs = draw((int(rng.integers(200, 260)),), (1, 1), 64, seed, np.float32)
     length = len(inputs["v"])
