@@ -61,4 +61,4 @@ class SimulatorTarget(BlackwellTarget):
 
     def describe(self) -> dict[str, str]:
         """The simulated chip."""
-        return {"chip": f"simulated {self.chip.name}"}
+        return {"device": f"simulated {self.chip.name}"}

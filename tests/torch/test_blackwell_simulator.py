@@ -16,7 +16,7 @@ def test_a_case_passes_levels_1_2_and_5(target: str, recipe: str, case: str) -> 
     assert [r.message for r in report.failures()] == []
     assert [report.level_status(level) for level in (1, 2)] == ["passed", "passed"]
     assert report.profile == "blackwell"
-    assert report.environment["chip"] == f"simulated {target.split(':')[1]}"
+    assert report.environment["device"] == f"simulated {target.split(':')[1]}"
 
 
 def test_gradients_are_not_claimed() -> None:
