@@ -1,5 +1,5 @@
-// The computing role: two warpgroups, each for one half of a tile's columns; a thread owns a row. From scores to P, from dP to
-// X, and the gradients' way out.
+// The computing role: two warpgroups, each for one half of a tile's columns; a thread owns a row. From scores to P,
+// from dP to X, and the gradients' way out.
 #pragma once
 
 #include "blackwell/backward_numbers.cuh"
@@ -194,8 +194,8 @@ struct Computer {
     ring.advance();
   }
 
-  // Columns of a sum, times 2^-e, to the gradient. The owner of keys: warpgroup 0 takes dV, 1 takes dK; the heads of a group
-  // are summed in ascending order in `totals`. The owner of queries: each half of dQ.
+  // Columns of a sum, times 2^-e, to the gradient. The owner of keys: warpgroup 0 takes dV, 1 takes dK; the heads of a
+  // group are summed in ascending order in `totals`. The owner of queries: each half of dQ.
   __device__ __forceinline__ void store_sums(const Work& work, int g, const Row& row) {
     const bool keys_second = KEYS && place.half == 1;
     const int columns = KEYS ? D : D / 2, first = KEYS ? 0 : columns * place.half;

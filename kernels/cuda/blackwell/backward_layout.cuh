@@ -3,11 +3,11 @@
 //
 // Note [Two owners]
 // ~~~~~~~~~~~~~~~~~
-// One source, two kernels. OWNER keys: a CTA owns 128 keys of a KV head and walks, for each query head of the group, the
-// query tiles that see them, ascending: dV += P^T dO', dK += X^T Q. OWNER queries: a CTA owns 128 queries and walks the
-// key tiles that they see, ascending: dQ += X K. Rows of a tile are the owner's tokens, columns those of the tile that
-// streams by; S, dP, P and X of both kernels are transposes of each other and equal bit for bit, so nothing but the price
-// of computing S and dP twice follows from the split, and no result waits for another CTA.
+// One source, two kernels. OWNER keys: a CTA owns 128 keys of a KV head and walks, for each query head of the group,
+// the query tiles that see them, ascending: dV += P^T dO', dK += X^T Q. OWNER queries: a CTA owns 128 queries and walks
+// the key tiles that they see, ascending: dQ += X K. Rows of a tile are the owner's tokens, columns those of the tile
+// that streams by; S, dP, P and X of both kernels are transposes of each other and equal bit for bit, so nothing but
+// the price of computing S and dP twice follows from the split, and no result waits for another CTA.
 #pragma once
 
 #include "blackwell/layout.cuh"
@@ -25,8 +25,8 @@ constexpr int TILE = layout::TILE;
 
 // ---- roles -----------------------------------------------------------------------------------------------------
 
-// Warps 0-3 and 4-7: numbers of the left and the right half of a tile's columns, and the gradients' way out; 8: load; 9:
-// multiply; 10 and 11: what belongs to columns.
+// Warps 0-3 and 4-7: numbers of the left and the right half of a tile's columns, and the gradients' way out; 8: load;
+// 9: multiply; 10 and 11: what belongs to columns.
 constexpr int THREADS = 384;
 constexpr int COMPUTE_WARPS = 8, LOAD_WARP = 8, MULTIPLY_WARP = 9, COLUMN_WARP = 10, COLUMN_WARPS = 2;
 constexpr int LAUNCH_REGISTERS = 168, COMPUTE_REGISTERS = 208, OTHER_REGISTERS = 88;

@@ -1,5 +1,5 @@
-// The roles that bring things: one thread takes work items, publishes them, and fetches tiles and scales by bulk copies;
-// two warps prepare what belongs to columns.
+// The roles that bring things: one thread takes work items, publishes them, and fetches tiles and scales by bulk
+// copies; two warps prepare what belongs to columns.
 #pragma once
 
 #include "blackwell/backward_numbers.cuh"
@@ -11,8 +11,8 @@ __device__ __forceinline__ void fetch(void* to, const void* from, uint32_t bytes
   ptx::cp_async_bulk_shared_global(at(to), from, bytes, at(&barrier));
 }
 
-// Item `item`, or its second query tile. An item of the forward's list has one or two; `tiles` is 0 for one that it lacks,
-// and for heads of other launches.
+// Item `item`, or its second query tile. An item of the forward's list has one or two; `tiles` is 0 for one that it
+// lacks, and for heads of other launches.
 __device__ __forceinline__ Work describe_item(const BackwardParams& p, const int4& item, int second) {
   const int base = p.tile_offsets[item.x], count = p.tile_offsets[item.x + 1] - base, index = item.z + second;
   Work work = {};

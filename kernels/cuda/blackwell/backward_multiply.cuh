@@ -26,14 +26,14 @@ struct Multiplier {
 
   // Note [Backward orderings]
   // ~~~~~~~~~~~~~~~~~~~~~~~~~
-  // PTX promises the order of two products with the same accumulator, and of a scale copy before the product behind it. It
-  // does not promise that a scale copy waits for an earlier product that reads or writes its columns, nor that a product
-  // waits for an earlier one with another accumulator. Relied on here, as by every published kernel:
+  // PTX promises the order of two products with the same accumulator, and of a scale copy before the product behind it.
+  // It does not promise that a scale copy waits for an earlier product that reads or writes its columns, nor that a
+  // product waits for an earlier one with another accumulator. Relied on here, as by every published kernel:
   //   S of the next tile overwrites P, which dV reads, and the scales of dP and of dV;
   //   dP of the next tile overwrites X, which dK or dQ reads, and the scales of S and of that product;
   //   scales of the next product are copied while an earlier one runs that does not read their columns.
-  // The first two are orders that the chip's one queue of products gives. A STRICT build waits for all that has been issued
-  // before it copies scales.
+  // The first two are orders that the chip's one queue of products gives. A STRICT build waits for all that has been
+  // issued before it copies scales.
   __device__ __forceinline__ void settle() {
     if constexpr (WAIT_ALWAYS) {
       ptx::tcgen05_commit(at(&shared.settled));
@@ -83,8 +83,8 @@ struct Multiplier {
     ptx::tcgen05_commit(at(&shared.g_full));
   }
 
-  // `to` += A B over 128 tokens: A in tensor memory, the blocks of each half together; B read MN-major, from the bytes that
-  // other products read K-major: Note [One payload, two majors] of flamia.reference.layout.
+  // `to` += A B over 128 tokens: A in tensor memory, the blocks of each half together; B read MN-major, from the bytes
+  // that other products read K-major: Note [One payload, two majors] of flamia.reference.layout.
   __device__ __forceinline__ void multiply_tokens(uint32_t to, uint32_t a, const uint8_t* b, uint32_t scales, bool fresh) {
     const uint64_t db = describe_operand<D>(at(b));
 #pragma unroll
@@ -113,9 +113,9 @@ struct Multiplier {
 
   // Note [Order of backward products]
   // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-  // S(n) | dK(n - 1) | dP(n) | dV(n) | S(n + 1) ..: S(n + 1) runs while X(n) is computed, dP(n + 1) while P(n + 1) is, so that
-  // the warps that compute find their numbers ready. The order runs on over heads and items. A new sum overwrites the one
-  // before: its first product waits for numbers of warps that have read that one first.
+  // S(n) | dK(n - 1) | dP(n) | dV(n) | S(n + 1) ..: S(n + 1) runs while X(n) is computed, dP(n + 1) while P(n + 1) is,
+  // so that the warps that compute find their numbers ready. The order runs on over heads and items. A new sum
+  // overwrites the one before: its first product waits for numbers of warps that have read that one first.
   __device__ __forceinline__ void multiply_tile(const Fixed& a, int copy, bool first, bool last) {
     const uint32_t parity = tiles & 1;
     const ScoreStage& score = shared.scores[scored.stage];

@@ -1,23 +1,25 @@
-// Steps 1, 3 and 4 of Note [Backward] of flamia.reference.backward for one 32x32 tile: a warp holds it, a thread one row.
+// Steps 1, 3 and 4 of Note [Backward] of flamia.reference.backward for one 32x32 tile: a warp holds it, a thread one
+// row.
 //
 // Note [Fast tiles]
 // ~~~~~~~~~~~~~~~~~
-// With the integer m of a query and k = MAGIC + 8 - m, the FP32 numbers around c S + k are the integers while |c S| and |m|
-// are at most 2^20. So fma(S, c, k) rounded up is ceil(c S) - m + 8 + MAGIC: its largest gives E; rounded down it is t =
-// floor(c S) + k, the exponent of P in its low bits, and fma(S, c, k - t) is the fraction, rounded once (Note [Floor by a
-// magic addend] of exp2.cuh). 2^-E is in the coefficients of the cubic. An inactive query has m = 2^20: its P is 0, and it
-// never gives the maximum. t is raised to MAGIC + E - 24, where P rounds to 0, so that no exponent wraps; where c |S| and
-// |m| together are at most 100 (`REACH`), none does.
+// With the integer m of a query and k = MAGIC + 8 - m, the FP32 numbers around c S + k are the integers while |c S| and
+// |m| are at most 2^20. So fma(S, c, k) rounded up is ceil(c S) - m + 8 + MAGIC: its largest gives E; rounded down it
+// is t = floor(c S) + k, the exponent of P in its low bits, and fma(S, c, k - t) is the fraction, rounded once (Note
+// [Floor by a magic addend] of exp2.cuh). 2^-E is in the coefficients of the cubic. An inactive query has m = 2^20: its
+// P is 0, and it never gives the maximum. t is raised to MAGIC + E - 24, where P rounds to 0, so that no exponent
+// wraps; where c |S| and |m| together are at most 100 (`REACH`), none does.
 //
 // Powers of two commute with rounding as long as nothing leaves the normal numbers, so that X is
 //   fl(v (softmax_scale 2^(E - 8 + eK - e))), v = fl(P' fma(dP, 2^eQ, -delta 2^eQ))
-// with P' the codes of P and 2^e the tile's scale; as rounding is monotone, the largest |v| gives the largest |X|. (The owner
-// of queries has 2^eK on its columns instead: v = fl(P' fl(dP - delta)) 2^eK.) An entry that is not rounded to 0 has at least
-// 2^-19 of the tile's largest X, so the tile's largest tells whether all that counts was normal: from 2^-70 to 2^40 it was,
-// with exponents from -30 to 8, softmax_scale from 2^-10 to 2^10, and delta 0 or from 2^-90 to 2^90.
+// with P' the codes of P and 2^e the tile's scale; as rounding is monotone, the largest |v| gives the largest |X|. (The
+// owner of queries has 2^eK on its columns instead: v = fl(P' fl(dP - delta)) 2^eK.) An entry that is not rounded to 0
+// has at least 2^-19 of the tile's largest X, so the tile's largest tells whether all that counts was normal: from
+// 2^-70 to 2^40 it was, with exponents from -30 to 8, softmax_scale from 2^-10 to 2^10, and delta 0 or from 2^-90 to
+// 2^90.
 //
-// Whatever is outside, NaN first of all, takes the operations of the reference one by one (`*_slow`). Both ways give the
-// same bits where both apply, so the choice shows nowhere.
+// Whatever is outside, NaN first of all, takes the operations of the reference one by one (`*_slow`). Both ways give
+// the same bits where both apply, so the choice shows nowhere.
 #pragma once
 
 #include "blackwell/backward_layout.cuh"
@@ -179,7 +181,8 @@ __device__ __forceinline__ uint32_t probabilities_slow(uint32_t (&codes)[BLOCK_W
   return scale_byte(scale);
 }
 
-// P of a tile from its scores; returns the scale byte 127 + E - 8. `unusual`: of the columns; `reach`: their largest |m|.
+// P of a tile from its scores; returns the scale byte 127 + E - 8. `unusual`: of the columns; `reach`: their largest
+// |m|.
 template <bool MASKED>
 __device__ __forceinline__ uint32_t probabilities(uint32_t (&codes)[BLOCK_WORDS], float (&s)[BLOCK], const Columns& columns,
                                                   int first, const Row& row, int bound, const Constants& g, bool unusual,

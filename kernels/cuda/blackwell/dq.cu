@@ -2,12 +2,12 @@
 //
 // Note [Stored X]
 // ~~~~~~~~~~~~~~~
-// dQ sums over keys what dK sums over queries, so a CTA that owns keys cannot keep it. Its sum is one chain of products in
-// ascending order of keys, as the contract says: FP32 partial sums cannot be added later, and handing the accumulator from
-// CTA to CTA costs 2 x 64 KB of traffic per tile. There are two ways that need no order between CTAs: compute S, dP, P and X
-// again for queries (OWNER queries of backward.cu), or keep X, which is E4M3: 16 KB and 16 scale bytes per tile. Kept, it is
-// written once in the order in which the tensor core reads shared memory, rows are keys, and read once here as an MN-major
-// A: dQ += X K. The host keeps as many heads at a time as fit its memory.
+// dQ sums over keys what dK sums over queries, so a CTA that owns keys cannot keep it. Its sum is one chain of products
+// in ascending order of keys, as the contract says: FP32 partial sums cannot be added later, and handing the
+// accumulator from CTA to CTA costs 2 x 64 KB of traffic per tile. There are two ways that need no order between CTAs:
+// compute S, dP, P and X again for queries (OWNER queries of backward.cu), or keep X, which is E4M3: 16 KB and 16 scale
+// bytes per tile. Kept, it is written once in the order in which the tensor core reads shared memory, rows are keys,
+// and read once here as an MN-major A: dQ += X K. The host keeps as many heads at a time as fit its memory.
 //
 // A CTA takes an item of the forward's list: two adjacent query tiles of a head, which share the tiles of K.
 
@@ -174,8 +174,8 @@ __device__ __forceinline__ void copy_table(uint32_t column, const uint8_t* from)
   ptx::tcgen05_cp_32x128b_warpx4(column, describe_scales(at(from)));
 }
 
-// Nothing here relies on an order that PTX does not promise: a scale table has its columns to itself until the product that
-// reads it has been waited for.
+// Nothing here relies on an order that PTX does not promise: a scale table has its columns to itself until the product
+// that reads it has been waited for.
 __device__ __forceinline__ void multiply(Shared& shared, uint32_t tensor) {
   Ring<WORK_STAGES> works;
   Ring<K_STAGES> keys;
