@@ -87,3 +87,80 @@ def test_no_fence_on_the_path(fence, seed):
     writer, sync, reader = UNORDERED[fence]
     with pytest.raises(faults.MissingProxyFence, match="generic store wrote"):
         send(writer=writer, sync=sync, reader=reader, seed=seed)
+
+
+def send_behind_a_flag(release, acquire, seed):
+    """A thread stores 16 bytes and raises a flag; one of another warp sees it, fences the proxy and sends them out."""
+    out, flag = np.zeros(4, np.uint32), np.zeros(1, np.uint32)
+    run(
+        f"""{ONE}
+mov.u32 %r3, smem;
+setp.eq.u32 %p2, %r1, 32;
+@%p2 bra SEND;
+@!%p1 bra END;
+mov.b64 %rd5, 7;
+st.shared.v2.b64 [%r3], {{%rd5, %rd5}};
+{release}
+bra END;
+SEND:
+{acquire}
+setp.eq.u32 %p3, %r4, 0;
+@%p3 bra SEND;
+{FENCE}
+cp.async.bulk.global.shared::cta.bulk_group [%rd100], [%r3], 16;
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;
+END:""",
+        [out, flag],
+        block=64,
+        shared=64,
+        seed=seed,
+    )
+    return out.tolist()
+
+
+RELEASES = {
+    "release": "st.release.cta.global.u32 [%rd101], 1;",
+    "release atomic": "red.release.gpu.global.add.u32 [%rd101], 1;",
+    "fence and relaxed": "fence.acq_rel.cta; st.relaxed.cta.global.u32 [%rd101], 1;",
+    "release fence and relaxed": "fence.release.cta; st.relaxed.cta.global.u32 [%rd101], 1;",
+    "membar and volatile": "membar.cta; st.volatile.global.u32 [%rd101], 1;",
+    "fence and atomic": "fence.acq_rel.gpu; red.global.add.u32 [%rd101], 1;",
+}
+ACQUIRES = {
+    "acquire": "ld.acquire.cta.global.u32 %r4, [%rd101];",
+    "acquire atomic": "atom.acquire.gpu.global.add.u32 %r4, [%rd101], 0;",
+    "relaxed and fence": "ld.relaxed.cta.global.u32 %r4, [%rd101]; fence.acq_rel.cta;",
+    "relaxed and acquire fence": "ld.relaxed.cta.global.u32 %r4, [%rd101]; fence.acquire.cta;",
+    "volatile and membar": "ld.volatile.global.u32 %r4, [%rd101]; membar.cta;",
+    "atomic and fence": "atom.acq_rel.gpu.global.or.b32 %r4, [%rd101], 0;",
+}
+
+
+@pytest.mark.parametrize("acquire", ACQUIRES)
+@pytest.mark.parametrize("release", RELEASES)
+def test_flags_hand_on_what_was_written_before(release, acquire):
+    for seed in range(2):
+        assert send_behind_a_flag(RELEASES[release], ACQUIRES[acquire], seed) == [7, 0, 7, 0]
+
+
+@pytest.mark.parametrize(
+    ("release", "acquire"),
+    [
+        ("st.relaxed.cta.global.u32 [%rd101], 1;", ACQUIRES["acquire"]),
+        ("fence.acquire.cta; st.relaxed.cta.global.u32 [%rd101], 1;", ACQUIRES["acquire"]),
+        ("fence.acq_rel.cta; st.global.u32 [%rd101], 1;", ACQUIRES["acquire"]),
+        (RELEASES["release"], "ld.relaxed.cta.global.u32 %r4, [%rd101];"),
+        (RELEASES["release"], "ld.relaxed.cta.global.u32 %r4, [%rd101]; fence.release.cta;"),
+        (RELEASES["release"], "fence.acquire.cta; ld.relaxed.cta.global.u32 %r4, [%rd101];"),
+    ],
+)
+def test_flags_without_a_fence_on_either_side(release, acquire):
+    """The last is caught in runs where the first look at the flag finds it up."""
+    found = 0
+    for seed in range(12):
+        try:
+            send_behind_a_flag(release, acquire, seed)
+        except faults.MissingProxyFence:
+            found += 1
+    assert found == 12 or (acquire.startswith("fence") and found)

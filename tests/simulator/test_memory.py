@@ -349,6 +349,22 @@ add.u64 %rd3, %rd100, %rd1; st.global.f32 [%rd3], %f3;""",
     assert through.approximate == {"k_param_0": 128}
 
 
+GUARDED = {
+    "a guarded move": "mov.u32 %r3, 1; @%p1 mov.u32 %r3, 2; st.global.u32 [%rd100], %r3;",
+    "a guarded store": "st.global.u32 [%rd100], 1; @%p1 st.global.u32 [%rd100], 2;",
+    "a guarded atomic": "@%p1 red.global.add.u32 [%rd100], 2;",
+    "a count of predicates": "bar.red.popc.u32 %r3, 0, %p1; st.global.u32 [%rd100], %r3;",
+    "a selection": "selp.u32 %r3, 1, 2, %p1; st.global.u32 [%rd100], %r3;",
+}
+
+
+@pytest.mark.parametrize("how", GUARDED)
+def test_the_mark_of_approximate_results_follows_predicates(how):
+    for source, marked in (("ex2.approx.f32 %f2, 0f3F800000;", {"k_param_0": 4}), ("mov.f32 %f2, 0f40000000;", {})):
+        report = run(f"{source} setp.gt.f32 %p1, %f2, 0f3F800000; {GUARDED[how]}", [np.zeros(1, np.uint32)], block=32)
+        assert report.approximate == marked
+
+
 @pytest.mark.parametrize(
     "form", ["ld.global.v3.u32 %r1, [%rd100];", "st.global.v8.u64 [%rd100], %rd1;", "ld.surface.u32 %r1, [%rd1];"]
 )

@@ -19,11 +19,15 @@ class ExpectTxMismatch(Fault):
 
 
 class Unobserved(Fault):
-    """The async proxy uses shared memory that another asynchronous operation fills or reads, without having waited."""
+    """Shared memory that a bulk copy fills is used by a warp that has not waited for the copy, done or not."""
 
 
 class UnterminatedCopy(LeftBehind):
     """A CTA ended, and nothing waited for a bulk copy that uses its shared memory."""
+
+
+class EndedCta(Fault):
+    """Shared memory, or an mbarrier, of a CTA of the cluster that has ended: its memory may be anybody's by now."""
 
 
 class RegisterInFlight(Fault):

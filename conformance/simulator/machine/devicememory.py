@@ -37,7 +37,11 @@ class Buffer:
 
 
 class DeviceMemory:
-    """Buffers with addresses. They outlast a launch, so that kernels can follow each other."""
+    """Buffers with addresses. They outlast a launch, so that kernels can follow each other.
+
+    Variables of a module (``__device__``, ``__constant__``) are no buffers: every launch begins with their initial
+    values.
+    """
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []
@@ -53,14 +57,22 @@ class DeviceMemory:
     ) -> int:
         """Give a buffer an address.
 
-        :param what: a C-contiguous array, which launches read and write in place; or `Uninitialised`.
+        :param what: a C-contiguous array, which launches read and write in place; or `Uninitialised`. The same array
+            once more is the same buffer.
+        :param read_only: whether a store is a fault; always so for an array that cannot be written.
         :param initialised: whether what an array holds may be read.
         :returns: the address, a multiple of 256.
-        :raises ValueError: for an array that is not contiguous.
+        :raises ValueError: for an array that is not contiguous, or that overlaps another one.
         """
         array = None if isinstance(what, Uninitialised) else what
-        if array is not None and not array.flags.c_contiguous:
-            raise ValueError(f"buffer {name or '?'} must be C-contiguous, got strides {array.strides}")
+        if array is not None:
+            if not array.flags.c_contiguous:
+                raise ValueError(f"buffer {name or '?'} must be C-contiguous, got strides {array.strides}")
+            known = self._find(array, name or "?")
+            if known is not None:
+                known.read_only |= read_only
+                return known.address
+            read_only |= not array.flags.writeable
         nbytes = what.nbytes
         address = self._next
         number = len(self.buffers)
@@ -69,6 +81,16 @@ class DeviceMemory:
         )
         self._next = -(-(address + max(nbytes, 1) + GUARD) // 256) * 256
         return address
+
+    def _find(self, array: NDArray[Any], name: str) -> Buffer | None:
+        """The buffer that is the same memory of the host. :raises ValueError: for one that overlaps."""
+        for b in self.buffers:
+            if b.array is None or not np.may_share_memory(array, b.array):
+                continue
+            if (array.ctypes.data, array.nbytes) == (b.array.ctypes.data, b.nbytes):
+                return b
+            raise ValueError(f"buffer {name} must be the array of buffer {b.name} or apart from it, got an overlap")
+        return None
 
     def open(self) -> Space:
         """The arena of a launch, filled from the arrays."""
@@ -81,7 +103,8 @@ class DeviceMemory:
         for b in self.buffers:
             at = slice(b.address - GLOBAL_BASE, b.address - GLOBAL_BASE + b.nbytes)
             if at.stop > known:
-                space.allocate(b.address, b.nbytes, READ_ONLY if b.read_only else 0)
+                space.allocate(b.address, b.nbytes)
+            space.state[at] = (space.state[at] & ~np.uint8(READ_ONLY)) | (READ_ONLY if b.read_only else 0)
             if b.written:
                 space.state[at] |= WRITTEN
             if b.array is not None:
@@ -93,7 +116,7 @@ class DeviceMemory:
         self._kept = (space, self._next - GLOBAL_BASE)
         for b in self.buffers:
             where = slice(b.address - GLOBAL_BASE, b.address - GLOBAL_BASE + b.nbytes)
-            if b.array is not None and not b.read_only and b.array.flags.writeable:
+            if b.array is not None and not b.read_only:
                 flat = b.array.reshape(-1).view(np.uint8)
                 flat[:] = space.data[where]
 

@@ -91,7 +91,7 @@ class MissingProxyFence(Fault):
 
 
 class ReadOnly(Fault):
-    """A write to parameters or constants."""
+    """A write to parameters, constants or a buffer that is read-only."""
 
 
 class Divergent(Fault):

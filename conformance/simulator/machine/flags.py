@@ -1,8 +1,8 @@
 """Synchronisation through memory: who released what at an address.
 
 All threads of this machine see accesses in one order. What a ``.release`` store or atomic hands on besides is knowledge
-of earlier writes, which Note [Proxy order] needs; an ``.acquire`` at the same address takes it. Only threads of one
-cluster are followed.
+of earlier writes, which Note [Proxy order] needs; an ``.acquire`` at the same address takes it. Fences do the same with
+strong accesses. Only threads of one cluster are followed.
 """
 
 from __future__ import annotations
@@ -24,14 +24,22 @@ class Flags:
     def __init__(self, cluster: Cluster) -> None:
         self.released: dict[tuple[int, int], Knowledge] = {}
 
-    def release(self, warp: Warp, space: Space, address: Any, mask: Any) -> None:
-        """The lanes of ``mask`` release at their addresses."""
-        knowledge = warp.order.release()
+    def write(self, warp: Warp, space: Space, address: Any, mask: Any, releases: bool) -> None:
+        """The lanes of ``mask`` make a strong store or atomic at their addresses."""
+        knowledge = warp.order.release() if releases else warp.order.fence_release
+        if knowledge is None:
+            return
         for at in np.unique(address[mask]):
             key = (id(space), int(at))
             self.released[key] = knowledge.join(self.released.get(key))
 
-    def acquire(self, warp: Warp, space: Space, address: Any, mask: Any) -> None:
-        """The lanes of ``mask`` acquire at their addresses."""
+    def read(self, warp: Warp, space: Space, address: Any, mask: Any, acquires: bool) -> None:
+        """The lanes of ``mask`` make a strong load or atomic at their addresses."""
+        if not self.released:
+            return
         for at in np.unique(address[mask]):
-            warp.order.acquire(self.released.get((id(space), int(at))))
+            found = self.released.get((id(space), int(at)))
+            if acquires:
+                warp.order.acquire(found)
+            else:
+                warp.order.see(found)

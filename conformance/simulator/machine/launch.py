@@ -78,8 +78,9 @@ def simulate(
 
     :param ptx: text of the module.
     :param args: one for each parameter: an array is a global buffer, which the kernel reads and writes in place, and
-        the parameter its address; `Uninitialised` is such a buffer without contents; a number, or ``bytes`` or a NumPy
-        record for a struct, goes by value.
+        the parameter its address; the same array twice is one buffer, and one that cannot be written is read-only;
+        `Uninitialised` is a buffer without contents; a number, or ``bytes`` or a NumPy record for a struct, goes by
+        value.
     :param shared_bytes: dynamic shared memory.
     :param seed: of the order of warps and of the delays of asynchronous operations.
     :param memory: holds buffers whose addresses are passed by value, or in structs.
@@ -140,15 +141,31 @@ def _argument(parameter: Variable, value: Any, memory: DeviceMemory) -> bytes:
         return memory.allocate(value, parameter.name).to_bytes(parameter.nbytes, "little")
     if isinstance(value, bytes | np.void | np.ndarray):
         raw = bytes(value) if isinstance(value, bytes) else value.tobytes()
-    elif isinstance(value, np.generic):
-        raw = value.tobytes()
-    elif parameter.type in ("f32", "f64"):
-        raw = np.array(value, f"f{parameter.nbytes}").tobytes()
     else:
-        raw = (int(value) % (1 << 8 * parameter.nbytes)).to_bytes(parameter.nbytes, "little")
+        raw = _number(parameter, value)
     if len(raw) != parameter.nbytes:
         raise ValueError(f"{parameter.name} must be {parameter.nbytes} bytes, got {len(raw)}")
     return raw
+
+
+def _number(parameter: Variable, value: Any) -> bytes:
+    """Bytes of a number passed by value. :raises ValueError: for one that the parameter's type does not hold."""
+    kind, bits = parameter.type, 8 * parameter.nbytes
+    if isinstance(value, np.generic) and kind.startswith("b"):
+        return value.tobytes()
+    if kind in ("f32", "f64"):
+        number = float(value)
+        with np.errstate(over="ignore"):
+            out = np.array(number, f"f{parameter.nbytes}")
+        if np.isinf(out) and not np.isinf(number):
+            raise ValueError(f"{parameter.name} must be a finite .{kind}, got {value!r}")
+        return out.tobytes()
+    if not isinstance(value, int | np.integer | np.bool_):
+        raise ValueError(f"{parameter.name} must be an integer (.{kind}), got {value!r}")
+    lowest, highest = -(1 << bits - 1), (1 << bits) - 1
+    if not lowest <= int(value) <= highest:
+        raise ValueError(f"{parameter.name} must be in {lowest}..{highest} (.{kind}), got {value!r}")
+    return (int(value) % (1 << bits)).to_bytes(parameter.nbytes, "little")
 
 
 def _arena(program: Program, memory: DeviceMemory, values: list[bytes]) -> tuple[Space, dict[str, int]]:

@@ -7,14 +7,18 @@ clipped into guard bytes at its ends, whose state is 0, so that one test finds t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.types import FULL, LANES, lanes_of
+
+if TYPE_CHECKING:
+    from flamia.conformance.simulator.machine.order import Order
 
 ALLOCATED, WRITTEN, READ_ONLY, IN_FLIGHT, BEING_READ, APPROXIMATE = 1, 2, 4, 8, 16, 32
 GUARD = 1024
@@ -55,6 +59,8 @@ class Space:
         self.state: NDArray[np.uint8] = np.zeros(padded, np.uint8)
         self.writer: NDArray[np.uint32] | None = None  # per 4 bytes: warp << 16 | epoch, see Note [Proxy order]
         self.has_approximate = False  # whether any byte may be so marked
+        # Of shared memory that asynchronous operations use: (who, int64 offsets of the lanes, whether they write).
+        self.check_traffic: Callable[[Order, NDArray[np.int64], bool], None] | None = None
         self._readers: NDArray[np.uint8] | None = None
         self._views: dict[tuple[int, int], tuple[Any, Any, int]] = {}
         self.tokens: list[Token] = []
@@ -76,10 +82,18 @@ class Space:
 
     # --- accesses of lanes -------------------------------------------------------------------------------------------
 
-    def load(self, address: NDArray[np.int64], unit: int, count: int, mask: NDArray[np.bool_]) -> NDArray[Any]:
+    def load(
+        self,
+        address: NDArray[np.int64],
+        unit: int,
+        count: int,
+        mask: NDArray[np.bool_],
+        by: Order | None = None,
+    ) -> NDArray[Any]:
         """What the lanes of ``mask`` read: (32,) or (32, count) unsigned units; other lanes give anything.
 
         :param address: int64 (32,).
+        :param by: clocks of the warp, Note [Shared memory traffic].
         :raises Fault: for a lane whose bytes it may not read.
         """
         data, state, shift = self.view(unit, count)
@@ -94,6 +108,8 @@ class Space:
             wrong = bool(((found & need[0]) != need[2]).any() or (relative[mask] & (unit * count - 1)).any())
         if wrong:
             self._check(relative, unit * count, mask, writes=False)
+        if self.check_traffic is not None and by is not None:
+            self.check_traffic(by, relative if mask is FULL else relative[mask], False)
         return data.take(cell, 0, mode="clip")
 
     def store(
@@ -105,11 +121,13 @@ class Space:
         mask: NDArray[np.bool_],
         writer: int = 0,
         state: int = WRITTEN,
+        by: Order | None = None,
     ) -> None:
         """The lanes of ``mask`` write (32,) or (32, count) unsigned units.
 
         :param writer: of Note [Proxy order].
         :param state: bits to set, `APPROXIMATE` among them for such values.
+        :param by: clocks of the warp, Note [Shared memory traffic].
         :raises Fault: for a lane whose bytes it may not write.
         """
         data, states, shift = self.view(unit, count)
@@ -126,6 +144,8 @@ class Space:
             wrong = bool(((found & need[0]) != need[2]).any() or (relative & (size - 1)).any())
         if wrong:
             self._check(address - self.base, size, mask, writes=True)
+        if self.check_traffic is not None and by is not None:
+            self.check_traffic(by, relative, True)
         data[cell] = values
         self.has_approximate |= bool(state & APPROXIMATE)
         states[cell] = (

@@ -7,7 +7,10 @@ synchronisation from the store to the asynchronous operation (PTX, "Causality or
 order). The machine keeps vector clocks, one entry per warp of the cluster: ``known[w]`` is the last epoch of warp w
 that this warp has synchronised with, ``fenced[w]`` the last one that also went through a proxy fence. A store is tagged
 with its warp and epoch; an asynchronous read by a warp is in order if ``fenced`` covers the tag. Barriers hand both
-vectors on. Lanes of a warp are not told apart.
+vectors on. So do flags in memory (`machine.flags`): an acquiring access takes what a releasing one put there, and
+likewise a fence behind a strong access takes what a fence before another strong access of the same address put there
+("release pattern" and "acquire pattern"); strong are ``.relaxed``, ``.volatile`` and stronger accesses, and atomics.
+Lanes of a warp are not told apart.
 """
 
 from __future__ import annotations
@@ -50,6 +53,8 @@ class Order:
         self.known = np.zeros(warps, np.int64)
         self.fenced = np.zeros(warps, np.int64)
         self._asynchronous: AsyncOrder | None = None
+        self.fence_release: Knowledge | None = None
+        self._seen_at_flags: Knowledge | None = None
 
     @property
     def asynchronous(self) -> AsyncOrder:
@@ -78,6 +83,19 @@ class Order:
             np.maximum(self.fenced, knowledge.fenced, out=self.fenced)
             if knowledge.seen is not None:
                 self.asynchronous.acquire(knowledge.seen)
+
+    def fence(self, releases: bool = True, acquires: bool = True) -> None:
+        """``fence`` or ``membar``: later strong stores hand on what is known now; learn what strong loads found."""
+        if acquires and self._seen_at_flags is not None:
+            self.acquire(self._seen_at_flags)
+            self._seen_at_flags = None
+        if releases:
+            self.fence_release = self.release()
+
+    def see(self, knowledge: Knowledge | None) -> None:
+        """A strong load found a flag with this; it counts from the next fence on."""
+        if knowledge is not None:
+            self._seen_at_flags = knowledge.join(self._seen_at_flags)
 
     def proxy_fence(self) -> None:
         """Everything known so far is visible to the async proxy."""

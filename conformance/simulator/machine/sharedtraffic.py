@@ -5,8 +5,11 @@ Note [Shared memory traffic]
 Two things are known of every 16 bytes, the unit of all asynchronous operations. *Filled by*: the mbarrier, and the
 phase of it, whose completion announces the copy that last wrote them; whoever uses them must have observed that phase
 (or synchronised with someone who had). *Read by*: the last pipelined operation that takes them as an operand; whoever
-overwrites them must know that it is done. Both are tested when an asynchronous operation is issued, whatever its
-timing; generic accesses are tested by the states of `memory.Space`, which cover the time an operation is under way.
+overwrites them must know that it is done. *Sent by*: the bulk copy that last read them on its way to global memory;
+whoever overwrites them must know that its thread waited for it. All three are tested when an asynchronous operation is
+issued and at every generic access, whatever the timing. Before that, the states of `memory.Space` find those generic
+accesses that come while an operation is under way. A warp knows what happened before the last release that reached it,
+through any chain of barriers, mbarriers, fences and flags; lanes are not told apart.
 """
 
 from __future__ import annotations
@@ -23,10 +26,12 @@ from flamia.conformance.simulator.machine.memory import APPROXIMATE, Space, Toke
 
 if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.cta import Cta
+    from flamia.conformance.simulator.machine.order import Order
     from flamia.conformance.simulator.machine.warp import Warp
 
 
 _BYTES = np.arange(16)
+_UNKNOWN = np.iinfo(np.int64).max
 _MANY = 256
 
 
@@ -40,9 +45,12 @@ class SharedTraffic:
         self._filled_phase = np.zeros(granules, np.int64)
         self._read_by = np.full(granules, -1, np.int32)
         self._read_number = np.zeros(granules, np.int64)
+        self._sent_by = np.full(granules, -1, np.int32)
+        self._sent_epoch = np.zeros(granules, np.int64)
         self._copies: list[tuple[Callable[[], bool], str]] = []
         self._cta = cta
         cta.at_end(self._check_end)
+        self.space.check_traffic = self.check_generic
 
     def granules(self, address: int, size: int) -> NDArray[np.int64]:
         """The 16-byte units of a range, relative to the CTA's memory."""
@@ -77,7 +85,7 @@ class SharedTraffic:
 
     def check_read(self, warp: Warp, granules: NDArray[np.int64], what: str) -> None:
         """Whether an asynchronous operation of ``warp`` may read these units. :raises Fault: otherwise."""
-        self._check_filled(warp, granules, what)
+        self._check_filled(warp.order, granules, what)
         self._check_fenced(warp, granules, what)
 
     def begin_fill(self, warp: Warp, address: int, size: int, what: str, mbarrier: int, phase: int) -> Token:
@@ -88,34 +96,75 @@ class SharedTraffic:
         """
         granules = self.granules(address, size)
         where = self.space.where(address, size)
-        order = warp.order.asynchronous
-        by = self._read_by[granules]
-        late = (by >= 0) & (self._read_number[granules] > order.seen[by])
-        if late.any():
-            at = int(granules[int(np.argmax(late))]) * 16 + self.space.base
-            raise faults.OperandOverwritten(
-                f"{what} writes an operand of a tensor-core operation that {warp} does not know to be done", (), at
-            )
-        self._check_filled(warp, granules, what)
+        self._check_done(warp.order, granules, what)
+        self._check_filled(warp.order, granules, what)
         token = self.space.begin_write(where, what)
         self._filled_by[granules] = mbarrier
         self._filled_phase[granules] = phase + 1
         self._read_by[granules] = -1
+        self._sent_by[granules] = -1
         return token
 
-    def _check_filled(self, warp: Warp, granules: NDArray[np.int64], what: str) -> None:
+    def send(self, warp: Warp, granules: NDArray[np.int64], what: str) -> tuple[Token, Callable[[], None]]:
+        """A bulk copy of ``warp`` reads these units on their way to global memory.
+
+        :returns: what `memory.Space.complete` takes, and what to call when a wait of its thread covered it.
+        :raises Fault: as `begin_read`.
+        """
+        token = self.begin_read(warp, granules, what)
+        self._sent_by[granules] = warp.order.slot
+        self._sent_epoch[granules] = _UNKNOWN
+
+        def waited() -> None:
+            mine = granules[(self._sent_by[granules] == warp.order.slot) & (self._sent_epoch[granules] == _UNKNOWN)]
+            self._sent_epoch[mine] = warp.order.epoch
+
+        return token, waited
+
+    def check_generic(self, order: Order, offsets: NDArray[np.int64], writes: bool) -> None:
+        """A generic access of a warp with these clocks, at these offsets. :raises Fault: see the note above."""
+        granules = offsets >> 4
+        what = "a generic store" if writes else "a generic load"
+        self._check_filled(order, granules, what)
+        if writes:
+            self._check_done(order, granules, what)
+
+    def _check_done(self, order: Order, granules: NDArray[np.int64], what: str) -> None:
+        """Whether whoever reads these units is known to be done."""
+        by = self._read_by[granules]
+        if (by >= 0).any():
+            self._find(
+                faults.OperandOverwritten,
+                (by >= 0) & (self._read_number[granules] > order.asynchronous.seen[by]),
+                granules,
+                f"{what} writes an operand of a tensor-core operation that the warp does not know to be done",
+            )
+        by = self._sent_by[granules]
+        if (by >= 0).any():
+            epoch = self._sent_epoch[granules]
+            known = np.where(by == order.slot, order.epoch, order.known[by])
+            self._find(
+                faults.OperandOverwritten,
+                (by >= 0) & (epoch > known),
+                granules,
+                f"{what} writes the source of a bulk copy that the warp does not know to have been waited for",
+            )
+
+    def _find(self, fault: type[faults.Fault], bad: NDArray[np.bool_], granules: NDArray[np.int64], text: str) -> None:
+        if bad.any():
+            raise fault(text, (), int(granules[int(np.argmax(bad))]) * 16 + self.space.base)
+
+    def _check_filled(self, order: Order, granules: NDArray[np.int64], what: str) -> None:
         by = self._filled_by[granules]
         if (by < 0).all():
             return
-        order = warp.order.asynchronous
-        late = (by >= 0) & (self._filled_phase[granules] > order.seen[order.mbarrier_entry(0) + by])
-        if late.any():
-            at = int(granules[int(np.argmax(late))]) * 16 + self.space.base
-            raise asyncfaults.Unobserved(
-                f"{what} uses bytes of a bulk copy, and {warp} has not waited for the mbarrier phase that announces it",
-                (),
-                at,
-            )
+        clocks = order.asynchronous
+        self._find(
+            asyncfaults.Unobserved,
+            (by >= 0) & (self._filled_phase[granules] > clocks.seen[clocks.mbarrier_entry(0) + by]),
+            granules,
+            f"{what} uses bytes of a bulk copy, and the warp has not waited for the mbarrier phase that announces it",
+        )
 
     def _check_fenced(self, warp: Warp, granules: NDArray[np.int64], what: str) -> None:
         writer = self.space.writer

@@ -1,9 +1,11 @@
 """Which registers may depend on results whose bits PTX leaves to the chip, Note [Approximate] of `ops.approximate`.
 
 A register is tainted if some instruction writes it that is approximate or reads a tainted register. The order of
-instructions is not looked at, so that the answer errs on the side of more. Through memory the mark travels byte by
-byte (`memory.APPROXIMATE`): a load of marked bytes taints its registers from then on. Tensor memory has one mark for
-all of it; tensor cores that read shared memory are tainted if anything tainted is ever stored there.
+instructions is not looked at, so that the answer errs on the side of more. Followed are data: operands, and the guard
+``@p`` of an instruction, which decides whether it writes. Not followed are branches, so that what is written behind a
+branch on a tainted predicate counts as being as exact as its operands, and addresses. Through memory the mark travels
+byte by byte (`memory.APPROXIMATE`): a load of marked bytes taints its registers from then on. Tensor memory has one
+mark for all of it; tensor cores that read shared memory are tainted if anything tainted is ever stored there.
 """
 
 from __future__ import annotations
@@ -70,15 +72,18 @@ def is_approximate(instruction: Instruction) -> bool:
 
 def _facts(i: Instruction) -> tuple[bool, set[str], set[str], set[str], set[str]]:
     """Whether it is a source; registers read and written; spaces read and written."""
-    no_result = i.base in _NO_RESULT or i.opcode.startswith(
+    reduces = i.base in ("bar", "barrier") and "red" in i.modifiers
+    no_result = (i.base in _NO_RESULT and not reduces) or i.opcode.startswith(
         ("tcgen05.st", "tcgen05.mma", "tcgen05.cp", "mbarrier.init")
     )
     targets, sources = ((), i.operands) if no_result else (i.operands[:1], i.operands[1:])
     # Addresses are no data: what is read through a tainted address is as exact as it was.
     reads = {n for o in sources if not isinstance(o, Address) for n in _names(o)}
     writes = {n for o in targets for n in _names(o)}
+    if i.guard is not None and i.base not in ("bra", "ret", "exit", "call"):
+        reads.add(i.guard.register.name)
     if i.base == "wgmma":
-        reads = {n for o in i.operands for n in _names(o)}
+        reads |= {n for o in i.operands for n in _names(o)}
     space_reads, space_writes = _spaces(i)
     return is_approximate(i), reads, writes, space_reads, space_writes
 
@@ -103,6 +108,11 @@ def _spaces(i: Instruction) -> tuple[set[str], set[str]]:
 def names_of(operands: Iterable[Operand]) -> frozenset[str]:
     """Names of the registers in some operands, addresses left out."""
     return frozenset(n for o in operands for n in _names(o))
+
+
+def guard_of(instruction: Instruction) -> frozenset[str]:
+    """The register that guards an instruction, if one does."""
+    return frozenset() if instruction.guard is None else frozenset({instruction.guard.register.name})
 
 
 def _names(operand: Operand) -> Iterator[str]:

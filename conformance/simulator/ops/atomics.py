@@ -10,10 +10,11 @@ import numpy as np
 from flamia.conformance.simulator.machine.flags import Flags
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, WRITTEN
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.taint import names_of
+from flamia.conformance.simulator.machine.taint import guard_of, names_of
 from flamia.conformance.simulator.machine.types import DTYPES, Row, width_of
 from flamia.conformance.simulator.ops import rounding
 from flamia.conformance.simulator.ops.addressing import SPACES, compile_address, split_by_space
+from flamia.conformance.simulator.ops.floating import maximum, minimum
 from flamia.conformance.simulator.ops.formats import decode, encode
 from flamia.conformance.simulator.ops.halves import format_of
 from flamia.conformance.simulator.ops.registry import Run, op
@@ -42,12 +43,11 @@ def _integer(name: str) -> Combine:
     return table[name]
 
 
-def _float(site: Site, name: str, kind: str, space: str) -> Combine:
-    """``atom.add.f32`` flushes subnormals in global memory and keeps them in shared memory (PTX ISA, "atom")."""
+def _float(site: Site, name: str, kind: str, flushes: bool) -> Combine:
+    """:param flushes: whether ``add.f32`` flushes subnormals: in global, not in shared memory (PTX ISA, "atom")."""
     if kind == "f32" and name == "add":
 
         def add32(old: Row, b: Row) -> Row:
-            flushes = not space.startswith("shared")
             x, y = (rounding.flush(old), rounding.flush(b)) if flushes else (old, b)
             out = np.add(x, y)
             out = np.ascontiguousarray(rounding.flush(out) if flushes else out)
@@ -60,7 +60,7 @@ def _float(site: Site, name: str, kind: str, space: str) -> Combine:
     if name not in ("add", "min", "max"):
         raise site.refuse(f"{name} of {kind}")
     f = format_of(kind)
-    function: Any = {"add": np.add, "min": np.fmin, "max": np.fmax}[name]
+    function: Any = {"add": np.add, "min": minimum, "max": maximum}[name]
     # The sum of two halves needs at most 51 bits, so that float64 holds it.
     return lambda old, b: encode(function(decode(old, f), decode(b, f)), f).astype(np.uint16)
 
@@ -94,10 +94,12 @@ def compile_atomic(site: Site) -> Run:
     targets = [(i, site.target(t, _bits(kind))) for i, t in enumerate(results) if not isinstance(t, Sink)]
     if len(sources) != count or (is_atom and len(results) != count and not isinstance(results[0], Sink)):
         raise site.refuse(f"{len(sources)} registers for {count} values")
-    combine = None
+    in_global = in_shared = None
     if name != "cas":
-        combine = _float(site, name, kind, space) if kind in _FLOATS and name != "exch" else _integer(name)
-    given, taken = names_of(site.operands[first + 1 :]), names_of(results)
+        is_float = kind in _FLOATS and name != "exch"
+        in_global = _float(site, name, kind, True) if is_float else _integer(name)
+        in_shared = _float(site, name, kind, False) if is_float else in_global
+    given, taken = names_of(site.operands[first + 1 :]) | guard_of(site.instruction), names_of(results)
     unit = 8 if kind == "b128" else width_of(kind)
     units = 2 * count if kind == "b128" else count
     element = _element(kind)
@@ -114,13 +116,15 @@ def compile_atomic(site: Site) -> Run:
             if found:
                 warp.machine.taint.add(taken)
             state = WRITTEN | APPROXIMATE if found or warp.machine.taint.covers(given) else WRITTEN
+            # A generic address says only now which space it is in.
+            combine = in_global if memory is warp.machine.global_memory else in_shared
             # A store of what is there checks the rules of writing for all lanes.
             data, _, shift = memory.view(unit, units)
-            memory.store(where, memory.load(where, unit, units, here), unit, units, here, warp.order.tag, state)
-            if order in ("release", "acq_rel"):
-                warp.cta.cluster.unit(Flags).release(warp, memory, where, here)
-            if order in ("acquire", "acq_rel"):
-                warp.cta.cluster.unit(Flags).acquire(warp, memory, where, here)
+            there = memory.load(where, unit, units, here)
+            memory.store(where, there, unit, units, here, warp.order.tag, state, warp.order)
+            flags = warp.cta.cluster.unit(Flags)
+            flags.write(warp, memory, where, here, order in ("release", "acq_rel"))
+            flags.read(warp, memory, where, here, order in ("acquire", "acq_rel"))
             for lane in lanes:
                 if not here[lane]:
                     continue

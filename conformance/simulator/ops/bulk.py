@@ -22,6 +22,7 @@ from flamia.conformance.simulator.machine.types import lanes_of
 from flamia.conformance.simulator.ops.addressing import compile_address
 from flamia.conformance.simulator.ops.asynchronous import Mask, compile_shared_address, later, line_of
 from flamia.conformance.simulator.ops.bulkgroups import BulkGroups, BulkOperation
+from flamia.conformance.simulator.ops.floating import maximum, minimum
 from flamia.conformance.simulator.ops.registry import Run, op
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ def reduce_values(operation: str, old: Any, new: Any) -> Any:
                     total.view(np.uint16)[np.isnan(total)] = 0x7FFF
                 return total
             case "min":
-                return np.minimum(old, new) if old.dtype.kind in "iu" else np.fmin(old, new)
+                return np.minimum(old, new) if old.dtype.kind in "iu" else minimum(old, new)
             case "max":
-                return np.maximum(old, new) if old.dtype.kind in "iu" else np.fmax(old, new)
+                return np.maximum(old, new) if old.dtype.kind in "iu" else maximum(old, new)
             case "inc":
                 return np.where(old >= new, 0, old + np.uint32(1)).astype(np.uint32)
             case "dec":
@@ -288,11 +289,11 @@ def send(
     """
     cta, memory = warp.cta, warp.machine.global_memory
     traffic = cta.unit(SharedTraffic)
-    reading = traffic.begin_read(warp, granules, what)
+    reading, waited = traffic.send(warp, granules, what)
     writing = None if reduction else memory.begin_write(into, what)
     if reduction:
         memory.check_range(into, writes=True)
-    operation = BulkOperation()
+    operation = BulkOperation(on_wait=waited)
     warp.unit(BulkGroups).add(lane, operation)
     traffic.watch(lambda: operation.waited, what)
     held = np.empty(0, np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,13 @@ class BulkOperation:
 
     :param read: whether its source has been read; ``done``: whether its destination has been written.
     :param waited: whether a ``wait_group`` of the thread covered it; until then it counts as using its source.
+    :param on_wait: called when one did.
     """
 
     read: bool = False
     done: bool = False
     waited: bool = False
+    on_wait: Callable[[], None] | None = None
 
 
 class BulkGroups:
@@ -54,6 +57,8 @@ class BulkGroups:
     def wait(self, lane: int, most: int) -> None:
         """A wait for these returned."""
         for operation in self._covered(lane, most):
+            if not operation.waited and operation.on_wait is not None:
+                operation.on_wait()
             operation.waited = True
 
     def _covered(self, lane: int, most: int) -> list[BulkOperation]:

@@ -83,7 +83,7 @@ def compile_copy(site: Site) -> Run:
         cells = values.view(np.dtype(f"u{unit}"))
         marked = full.any() and machine.global_memory.finds_approximate(origin, unit, units, full)
         state = WRITTEN | APPROXIMATE if marked else WRITTEN
-        memory.store(where, cells[:, 0] if units == 1 else cells, unit, units, mask, warp.order.tag, state)
+        memory.store(where, cells[:, 0] if units == 1 else cells, unit, units, mask, warp.order.tag, state, warp.order)
         tag = warp.order.tag
         token = memory.begin_write(index.reshape(-1), "cp.async")
         copy = Copy(mask)

@@ -1,7 +1,7 @@
 """``fence``, ``membar`` and proxy fences (PTX 9.7.13.4).
 
-Generic accesses of this machine happen in one order that all threads see, so that fences between them change nothing.
-Proxy fences do: see Note [Proxy order].
+Generic accesses of this machine happen in one order that all threads see, so that fences between them change no values.
+What they change is who knows of which writes: see Note [Proxy order].
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ _SCOPES = ("cta", "cluster", "gpu", "sys")
 @op("membar", "fence")
 def compile_fence(site: Site) -> Run:
     """``membar.{cta,gl,sys}`` and ``fence{.sem}.scope``, ``sync_restrict`` forms included."""
+    sem = ""
     if site.instruction.base == "membar":
         if not site.take("cta", "gl", "sys"):
             raise site.refuse("a level is missing")
     else:
-        site.take("sc", "acq_rel", "acquire", "release")
+        sem = site.take("sc", "acq_rel", "acquire", "release")
         site.take("sync_restrict::shared::cta", "sync_restrict::shared::cluster")
         if not site.take(*_SCOPES):
             raise site.refuse("a scope is missing")
     site.expect_operands(0)
-    return lambda warp, mask: None
+    return lambda warp, mask: warp.order.fence(sem != "acquire", sem != "release")
 
 
 @op("fence.mbarrier_init")

@@ -13,7 +13,7 @@ import numpy as np
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, WRITTEN
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.taint import names_of
+from flamia.conformance.simulator.machine.taint import guard_of, names_of
 from flamia.conformance.simulator.machine.types import Row, lanes_of
 from flamia.conformance.simulator.ops.addressing import compile_address, split_by_space
 from flamia.conformance.simulator.ops.registry import Run, op
@@ -48,7 +48,7 @@ def compile_ldmatrix(site: Site) -> Run:
         needed = _LANE < 8 * count
         rows = np.zeros((32, 2), np.uint64)
         for memory, where, lanes in split_by_space(warp, space, address(warp), needed):
-            found = memory.load(where, 8, 2, lanes)
+            found = memory.load(where, 8, 2, lanes, warp.order)
             if memory.finds_approximate(where, 8, 2, lanes):
                 warp.machine.taint.add(names)
             rows[lanes] = found[lanes]
@@ -68,7 +68,7 @@ def compile_stmatrix(site: Site) -> Run:
     items = site.items(1)
     sources = [site.row(s, "u32") for s in items]
     address = compile_address(site, 0)
-    names = names_of(items)
+    names = names_of(items) | guard_of(site.instruction)
 
     def run(warp: Any, mask: Any) -> None:
         _check(warp, mask)
@@ -80,7 +80,7 @@ def compile_stmatrix(site: Site) -> Run:
         needed = _LANE < 8 * count
         for memory, where, lanes in split_by_space(warp, space, address(warp), needed):
             state = WRITTEN | APPROXIMATE if warp.machine.taint.covers(names) else WRITTEN
-            memory.store(where, rows, 8, 2, lanes, warp.order.tag, state)
+            memory.store(where, rows, 8, 2, lanes, warp.order.tag, state, warp.order)
 
     return run
 

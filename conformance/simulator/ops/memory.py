@@ -9,7 +9,7 @@ import numpy as np
 from flamia.conformance.simulator.machine.flags import Flags
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, WRITTEN
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.taint import names_of
+from flamia.conformance.simulator.machine.taint import guard_of, names_of
 from flamia.conformance.simulator.machine.types import DTYPES, FULL, width_of
 from flamia.conformance.simulator.ops.addressing import SPACES, compile_address, split_by_space
 from flamia.conformance.simulator.ops.registry import Run, op
@@ -22,8 +22,8 @@ _HINTS = (
 ).split()
 
 
-def _take_access(site: Site) -> tuple[str, str, int, bool]:
-    """Space, type, vector length, and whether the access synchronises; hints change nothing."""
+def _take_access(site: Site) -> tuple[str, str, int, str]:
+    """Space, type, vector length, and semantics if the access is strong; hints change nothing."""
     kind = site.take_type(*_TYPES)
     count = int((site.take("v2", "v4", "v8") or "v1")[1:])
     space = site.take(*SPACES)
@@ -35,7 +35,7 @@ def _take_access(site: Site) -> tuple[str, str, int, bool]:
     site.flag("L2::cache_hint")
     if count * width_of(kind) > 32:
         raise site.refuse("more than 32 bytes")
-    return space, kind, count, order in ("acquire", "release")
+    return space, kind, count, "" if order == "weak" else order
 
 
 def _pieces(kind: str, count: int) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def _param_space(site: Site, space: str, operand: int) -> str:
 @op("ld", "ldu")
 def compile_ld(site: Site) -> Run:
     """``ld``: narrower values are extended by their type into wider registers."""
-    space, kind, count, acquires = _take_access(site)
+    space, kind, count, strong = _take_access(site)
     space = _param_space(site, space, 1)
     address = compile_address(site, 1)
     items = site.items(0)
@@ -73,11 +73,11 @@ def compile_ld(site: Site) -> Run:
     def run(warp: Any, mask: Any) -> None:
         rows = warp.rows
         for memory, where, lanes in split_by_space(warp, space, address(warp), mask):
-            values = memory.load(where, unit, units, lanes).view(dtype)
+            values = memory.load(where, unit, units, lanes, warp.order).view(dtype)
             if memory.finds_approximate(where, unit, units, lanes):
                 warp.machine.taint.add(names)
-            if acquires:
-                warp.cta.cluster.unit(Flags).acquire(warp, memory, where, lanes)
+            if strong:
+                warp.cta.cluster.unit(Flags).read(warp, memory, where, lanes, strong == "acquire")
             if units == 1:
                 target = targets[0][1] if targets else -1
                 if target >= 0:
@@ -98,7 +98,8 @@ def compile_ld(site: Site) -> Run:
 def _load_wide(space: str, address: Any, target: int) -> Run:
     def run(warp: Any, mask: Any) -> None:
         for memory, where, lanes in split_by_space(warp, space, address(warp), mask):
-            np.copyto(warp.rows[target], memory.load(where, 8, 2, lanes), where=lanes[:, None])
+            found = memory.load(where, 8, 2, lanes, warp.order)
+            np.copyto(warp.rows[target], found, where=lanes[:, None])
 
     return run
 
@@ -106,7 +107,7 @@ def _load_wide(space: str, address: Any, target: int) -> Run:
 @op("st")
 def compile_st(site: Site) -> Run:
     """``st``: the low bytes of wider registers."""
-    space, kind, count, releases = _take_access(site)
+    space, kind, count, strong = _take_access(site)
     space = _param_space(site, space, 0)
     address = compile_address(site, 0)
     items = site.items(1)
@@ -115,7 +116,7 @@ def compile_st(site: Site) -> Run:
     unit, units = _pieces(kind, count)
     sources = [site.row(s, kind) for s in items]
     dtype = np.dtype(f"u{unit}")
-    names = names_of(items)
+    names = names_of(items) | guard_of(site.instruction)
 
     def run(warp: Any, mask: Any) -> None:
         rows = warp.rows
@@ -133,9 +134,9 @@ def compile_st(site: Site) -> Run:
         tag = warp.order.tag
         state = WRITTEN | APPROXIMATE if warp.machine.taint.covers(names) else WRITTEN
         for memory, where, lanes in split_by_space(warp, space, address(warp), mask):
-            memory.store(where, values, unit, units, lanes, tag, state)
-            if releases:
-                warp.cta.cluster.unit(Flags).release(warp, memory, where, lanes)
+            memory.store(where, values, unit, units, lanes, tag, state, warp.order)
+            if strong:
+                warp.cta.cluster.unit(Flags).write(warp, memory, where, lanes, strong == "release")
 
     return run
 
