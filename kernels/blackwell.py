@@ -18,6 +18,7 @@ from flamia.kernels.quantize import Nvfp4, QuantizedInputs, quantize_qkv
 from flamia.kernels.registry import BLACKWELL_FORWARD
 from flamia.kernels.schedule import TICKETS, DeviceSchedule, build_schedule
 from flamia.kernels.tensors import TILE, check_tokens, pointer
+from flamia.reference.arguments import check_softmax_scale
 
 HEAD_DIMS = (64, 128)
 RECIPES = ("mxfp8", "nvfp4_fp8")
@@ -97,6 +98,7 @@ def attention_forward(
     if (nvfp4 is not None) != (recipe == "nvfp4_fp8"):
         raise ValueError(f"nvfp4 must be given for the recipe nvfp4_fp8, exactly; got {nvfp4!r} for {recipe!r}")
     check_tokens("q", q)
+    scale = check_softmax_scale(softmax_scale, q.shape[2])
     if q.shape[2] not in HEAD_DIMS:
         raise ValueError(f"q must have a head_dim of {HEAD_DIMS} on Blackwell, got {q.shape[2]}")
     schedule = build_schedule(cu_seqlens, q.shape[0], q.shape[1], k.shape[1], causal, backward)
@@ -107,7 +109,6 @@ def attention_forward(
     inputs = quantize_qkv(q, k, v, schedule, nvfp4=nvfp4, out=out, rows=rows)
     stages = _make_stages(q, schedule) if hooks else None
     result = BlackwellForward(out, lse, m, l, inputs, schedule, stages)
-    scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
     unit = BLACKWELL_FORWARD.unit(recipe=recipe, dim=q.shape[2], exp2=exp2, strict=int(strict), hooks=int(hooks))
     params = structs.fill(
         structs.BLACKWELL_FORWARD, _fields(result, np.float32(scale * math.log2(math.e)), score_factor)

@@ -13,7 +13,7 @@ from flamia.reference.oracle import attention_oracle
 from tests.blackwell.forward import Expected, check, draw
 
 THOROUGH = os.environ.get("FLAMIA_THOROUGH", "") == "1"
-SEEDS = 50 if THOROUGH else 4
+SEEDS = 50 if THOROUGH else 2
 
 BUILDS = [
     Build(recipe=recipe, dim=dim, target=target)
@@ -108,7 +108,7 @@ def test_no_later_token_moves_an_earlier_row() -> None:
     """At every t mod 32 with ``FLAMIA_THOROUGH=1``: tokens behind t become huge, tiny, NaN and infinite."""
     inputs = draw((130, 33), (1, 1), 64, seed=6)
     before = run_forward(Build(dim=64), Operands.of(**inputs, recipe="mxfp8", causal=True))
-    for t in range(64, 96) if THOROUGH else (63, 70):
+    for t in range(64, 96) if THOROUGH else (70,):
         changed = {name: x.copy() for name, x in inputs.items()}
         for name, value in (("q", 2.0**20), ("k", np.nan), ("v", np.inf)):
             changed[name][t + 1 : 130] *= 2.0**-20 if t % 2 else 2.0**20
@@ -139,7 +139,7 @@ def test_extreme_scores_take_the_slow_path_and_keep_the_contract() -> None:
         assert wrong is None, wrong
 
 
-@pytest.mark.parametrize("seed", range(24) if THOROUGH else (4, 14))
+@pytest.mark.parametrize("seed", range(24) if THOROUGH else (14,))
 def test_wild_exponents_of_scores_and_values(seed: int) -> None:
     """Maxima run over hundreds of octaves, values from 2^-120 to 2^100: both sides of `REACH` and `SLACK`."""
     rng = np.random.default_rng(seed)

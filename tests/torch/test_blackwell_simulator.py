@@ -29,6 +29,12 @@ def test_another_recipe_is_refused() -> None:
     assert "recipe must be one of ('mxfp8', 'nvfp4_fp8')" in report.results[0].message
 
 
+def test_malformed_arguments_are_refused() -> None:
+    report = run("simulator:sm_100a", levels=[4], cases=["arguments/malformed"])
+    (result,) = report.results
+    assert result.status == "passed", result.message
+
+
 def test_float16_rounds_the_same_rows() -> None:
     import torch
 
