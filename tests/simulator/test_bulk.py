@@ -6,6 +6,7 @@ import pytest
 
 from flamia.conformance.simulator.machine import asyncfaults as af
 from flamia.conformance.simulator.machine import faults
+from flamia.conformance.simulator.ops.bulk import reduce_values
 from tests.simulator.kernels import ONE, run, wait
 
 INIT = f"""{ONE}
@@ -139,6 +140,13 @@ END:""",
             }[operation]()
         )
     assert np.array_equal(out, np.array(want, dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_extremes_of_halves_order_the_zeros(dtype):
+    zeros, other = np.array([0.0, -0.0, 0.0, -0.0], dtype), np.array([-0.0, 0.0, 0.0, -0.0], dtype)
+    assert reduce_values("min", zeros, other).view(np.uint16).tolist() == [0x8000, 0x8000, 0, 0x8000]
+    assert reduce_values("max", zeros, other).view(np.uint16).tolist() == [0, 0, 0, 0x8000]
 
 
 @pytest.mark.parametrize("seed", range(4))

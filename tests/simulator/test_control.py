@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from flamia.conformance.simulator import PtxError, simulate
-from flamia.conformance.simulator.machine import faults
+from flamia.conformance.simulator.machine import asyncfaults, faults
 from flamia.conformance.simulator.machine.flow import find_joins
+from flamia.conformance.simulator.machine.scheduler import MOST_SEGMENTS
 from tests.simulator.kernels import run, wait
 
 LANE = "mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 4; add.u64 %rd2, %rd100, %rd1;"
@@ -256,6 +257,20 @@ def test_barrier_faults(name):
         run(f"{LANE} {body}", [np.zeros(64, np.uint32)], block=64)
 
 
+@pytest.mark.parametrize(("block", "voters"), [(48, 48), (40, 40), (64, 40), (64, 32)])
+def test_reductions_count_the_threads_that_are_there(block, voters):
+    """Lanes beyond the block, or that exited, vote for nothing and against nothing."""
+    out = np.zeros((64, 2), np.uint32)
+    run(
+        f"""mov.u32 %r1, %tid.x; setp.ge.u32 %p2, %r1, {voters}; @%p2 exit; setp.ge.u32 %p1, %r1, 0;
+bar.red.popc.u32 %r2, 0, %p1; bar.red.and.pred %p3, 1, %p1; selp.u32 %r3, 1, 0, %p3;
+mul.wide.u32 %rd1, %r1, 8; add.u64 %rd2, %rd100, %rd1; st.global.v2.u32 [%rd2], {{%r2, %r3}};""",
+        [out],
+        block=block,
+    )
+    assert (out[:voters] == [voters, 1]).all() and not out[voters:].any()
+
+
 def test_arrivals_that_nobody_waits_for_are_remarked():
     report = run("bar.arrive 2, 128;", [np.zeros(64, np.uint32)], block=64)
     assert report.remarks == {"a CTA ended with barrier 2 at 64 of 128 threads": 1}
@@ -291,9 +306,59 @@ B: st.global.u32 [%rd2], %r2;""",
     assert out.tolist() == [6] * 16 + [5] * 16
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_both_sides_of_a_branch_go_on_from_their_waits(seed):
+    """The sides wait at different places and are let go in the same moment; all meet behind the branch."""
+    out = np.zeros(128, np.uint32)
+    run(
+        f"""{LANE} and.b32 %r2, %r1, 31; setp.lt.u32 %p1, %r2, 11; @%p1 bra A; barrier.sync 1; mov.u32 %r2, 5; bra B;
+A: barrier.sync 1; mov.u32 %r2, 6;
+B: activemask.b32 %r3; add.u32 %r2, %r2, %r3; st.global.u32 [%rd2], %r2;""",
+        [out],
+        block=128,
+        seed=seed,
+    )
+    assert (out.reshape(4, 32) + np.uint32(1) == np.array([6] * 11 + [5] * 21, np.uint32)).all()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_waits_at_the_end_of_both_sides_of_a_branch(seed):
+    """Behind the waits is the meeting itself: each side leaves the list of those that run as it is looked through."""
+    out = np.zeros(32, np.uint32)
+    run(
+        f"""{LANE} setp.lt.u32 %p1, %r1, 16; @%p1 bra A; barrier.sync 1, 32; bra B;
+A: barrier.sync 1, 32;
+B: st.global.u32 [%rd2], 1;""",
+        [out],
+        seed=seed,
+    )
+    assert out.all()
+
+
+def grid_barrier(ctas, **options):
+    count = np.zeros(1, np.uint32)
+    run(
+        f"""atom.global.add.u32 %r2, [%rd100], 1;
+S: ld.volatile.global.u32 %r3, [%rd100]; setp.lt.u32 %p2, %r3, {ctas}; @%p2 bra S;""",
+        [count],
+        grid=ctas,
+        block=1,
+        instruction_limit=20_000,
+        **options,
+    )
+    return int(count[0])
+
+
+def test_a_barrier_of_the_grid_needs_all_its_clusters_resident():
+    assert grid_barrier(6, resident=6) == 6
+    with pytest.raises(faults.Livelock, match=r"2 of 6 clusters have not started, as resident=4 .* resident=6"):
+        grid_barrier(6)
+
+
 def test_spins_without_end_are_stopped():
     with pytest.raises(faults.Livelock):
         run("L: bra L;", [np.zeros(1, np.uint32)], instruction_limit=20_000)
+    assert MOST_SEGMENTS <= 20_000_000  # about ten minutes at most
 
 
 def test_special_registers():
@@ -366,6 +431,37 @@ st.global.u32 [%rd2], %r9;""",
         run("barrier.cluster.wait;", [out], grid=2, cluster=(2, 1, 1))
     with pytest.raises(faults.BarrierMisuse, match="two arrivals"):
         run("barrier.cluster.arrive; barrier.cluster.arrive;", [out], grid=2, cluster=(2, 1, 1))
+
+
+ENDED = {
+    "load": "ld.shared::cluster.u32 %r9, [%r8];",
+    "store": "st.shared::cluster.u32 [%r8], %r9;",
+    "generic load": "cvt.u64.u32 %rd3, %r8; cvta.shared::cluster.u64 %rd4, %rd3; ld.u32 %r9, [%rd4];",
+    "atomic": "atom.shared::cluster.add.u32 %r9, [%r8], 1;",
+    "arrival": "mbarrier.arrive.shared::cluster.b64 _, [%r8+8];",
+}
+
+
+@pytest.mark.parametrize("name", ENDED)
+def test_shared_memory_of_a_cta_that_ended(name):
+    """CTA 1 uses the memory of CTA 0, which does not wait for that; a last barrier of the cluster makes it right."""
+    body = """mov.u32 %r4, smem; mov.u32 %r9, 0; st.shared.u32 [%r4], %r9; mbarrier.init.shared::cta.b64 [%r4+8], 1;
+mapa.shared::cluster.u32 %r8, %r4, 0; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+mov.u32 %r5, %cluster_ctarank; setp.eq.u32 %p1, %r5, 0; @%p1 bra END0;
+SPIN: add.u32 %r9, %r9, 1; setp.lt.u32 %p2, %r9, 200; @%p2 bra SPIN;
+{use}
+END0: {last}"""
+    last = "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+    shape = {"grid": 2, "cluster": (2, 1, 1), "block": 1, "shared": 64}
+    found = 0
+    for seed in range(6):
+        run(body.format(use=ENDED[name], last=last), [np.zeros(1, np.uint32)], seed=seed, **shape)
+        try:
+            run(body.format(use=ENDED[name], last=""), [np.zeros(1, np.uint32)], seed=seed, **shape)
+        except asyncfaults.EndedCta as fault:
+            assert "CTA 0 has ended" in str(fault) and fault.instruction.opcode.split(".")[0] in ENDED[name]
+            found += 1
+    assert found >= 3
 
 
 def test_setmaxnreg():

@@ -283,6 +283,16 @@ def test_doubles():
     assert_bits("fma", got, [exact.fused(x, y, z, F64) for x, y, z in zip(a, b, c, strict=True)], a, b, c)
 
 
+def test_extremes_of_doubles():
+    """-0 below +0 in both orders, a number before NaN."""
+    plus, minus, one, nan = 0, 1 << 63, 0x3FF0000000000000, 0x7FF8000000000000
+    a = [plus, minus, plus, minus, one, nan, minus, one] * 5
+    b = [minus, plus, plus, minus, minus, one, nan, one] * 5
+    least, most = [minus, minus, plus, minus, minus, one, minus, one], [plus, plus, plus, minus, one, one, minus, one]
+    assert apply("min.f64", "f64", ("f64", a), ("f64", b)) == least * 5
+    assert apply("max.f64", "f64", ("f64", a), ("f64", b)) == most * 5
+
+
 @pytest.mark.parametrize(
     ("form", "function"),
     [

@@ -167,6 +167,42 @@ END:""",
     assert out[0] == 77
 
 
+@pytest.mark.parametrize("kind", ["try_wait", "test_wait"])
+def test_a_wait_without_its_loop_may_give_up(kind):
+    """PTX lets try_wait return false before the phase is complete: some seeds do; a loop makes all of them right."""
+    body = f"""{{ONE}} mov.u32 %r2, smem; @%p1 mbarrier.init.shared::cta.b64 [%r2], 1; bar.sync 0;
+setp.ge.u32 %p2, %r1, 32; @%p2 bra WAIT; @!%p1 bra END;
+mov.u32 %r3, 0; SPIN: add.u32 %r3, %r3, 1; setp.lt.u32 %p3, %r3, 99; @%p3 bra SPIN;
+mbarrier.arrive.shared::cta.b64 _, [%r2]; bra END;
+WAIT: mbarrier.{kind}.parity.shared::cta.b64 %p9, [%r2], 0;
+{{loop}}
+selp.u32 %r9, 1, 2, %p9; {STORE}
+END:"""
+    once = [result(body.format(ONE=ONE, loop=""), block=64, seed=seed)[0] for seed in range(24)]
+    assert 2 in once and (kind == "test_wait" or 1 in once)
+    looped = [result(body.format(ONE=ONE, loop="@!%p9 bra WAIT;"), block=64, seed=seed)[0] for seed in range(12)]
+    assert set(looped) == {1}
+
+
+def test_what_a_phase_still_lacks_at_the_end_is_remarked():
+    out = np.zeros(4, np.uint32)
+    report = run(
+        f"""{ONE} @!%p1 bra END; mov.u32 %r2, smem;
+mbarrier.init.shared::cta.b64 [%r2], 2; mbarrier.init.shared::cta.b64 [%r2+8], 1;
+mbarrier.init.shared::cta.b64 [%r2+16], 2; mbarrier.init.shared::cta.b64 [%r2+24], 2;
+mbarrier.arrive.shared::cta.b64 _, [%r2]; mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%r2+8], 48;
+mbarrier.arrive.shared::cta.b64 _, [%r2+16], 2;
+mbarrier.arrive.shared::cta.b64 _, [%r2+24]; mbarrier.inval.shared::cta.b64 [%r2+24];
+END:""",
+        [out],
+        shared=64,
+    )
+    assert report.remarks == {
+        "a CTA ended with mbarrier 0x400 lacking 1 of 2 arrivals, tx-count 0 bytes": 1,
+        "a CTA ended with mbarrier 0x408 lacking 1 of 1 arrivals, tx-count 48 bytes": 1,
+    }
+
+
 ALONE = f"{ONE}\nmov.u32 %r2, smem;\n@!%p1 bra END;\nmbarrier.init.shared::cta.b64 [%r2], 1;\n"
 FAULTS = {
     "never initialised": (

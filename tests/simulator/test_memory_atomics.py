@@ -94,6 +94,33 @@ st.global.u32 [%rd101], %r2;""",
     assert data[0] == 0 and out[0] == 3
 
 
+def test_generic_float_atomics_flush_by_the_space_of_their_address():
+    data, out = np.array([1], np.uint32), np.zeros(1, np.uint32)
+    run(
+        """ld.global.u32 %r1, [%rd100]; st.shared.u32 [smem], %r1; mov.b32 %f1, 0x00000002;
+mov.u64 %rd1, smem; cvta.shared.u64 %rd2, %rd1; atom.add.f32 %f2, [%rd2], %f1;
+atom.add.f32 %f3, [%rd100], %f1; ld.shared.u32 %r2, [smem]; st.global.u32 [%rd101], %r2;""",
+        [data, out],
+        block=1,
+        shared=16,
+    )
+    assert data[0] == 0 and out[0] == 3
+
+
+@pytest.mark.parametrize("kind", ["f16x2", "bf16x2"])
+@pytest.mark.parametrize("pair", [(0x0000, 0x8000), (0x8000, 0x0000)])
+def test_extremes_of_halves_order_the_zeros(kind, pair):
+    """-0 is below +0, whichever is in memory."""
+    data = np.array([pair[0] * 0x10001] * 2, np.uint32)
+    run(
+        f"""mov.b32 %r1, {pair[1] * 0x10001}; red.global.min.noftz.{kind} [%rd100], %r1;
+red.global.max.noftz.{kind} [%rd100+4], %r1;""",
+        [data],
+        block=1,
+    )
+    assert data.tolist() == [0x80008000, 0]
+
+
 def test_reductions_keep_the_order_of_the_seed():
     """FP32 sums of uneven numbers depend on the order, which PTX leaves open: seeds show it."""
     values = (np.float32(1.1) ** np.arange(-60, 36, 3, dtype=np.float32)).astype(np.float32)

@@ -264,20 +264,21 @@ def test_hand_over_between_warps(seed):
 
 
 @pytest.mark.parametrize(
-    ("left_out", "kind", "text"),
+    ("left_out", "kinds", "text"),
     [
-        ("wait_st", af.MissingTensorWait, "wait::st is missing"),
-        ("before", af.MissingTensorFence, "before_thread_sync is missing"),
-        ("after", af.MissingTensorFence, "after_thread_sync is missing"),
-        ("arrive", af.TensorRace, "nothing orders"),
+        ("wait_st", (af.MissingTensorWait,), "wait::st is missing"),
+        ("before", (af.MissingTensorFence,), "before_thread_sync is missing"),
+        ("after", (af.MissingTensorFence,), "after_thread_sync is missing"),
+        # The product may come before the stores, too.
+        ("arrive", (af.TensorRace, af.TmemUnwritten), "nothing orders|never written"),
     ],
 )
 @pytest.mark.parametrize("seed", range(6))
-def test_hand_over_with_a_step_left_out(left_out, kind, text, seed):
+def test_hand_over_with_a_step_left_out(left_out, kinds, text, seed):
     options = {left_out: False, **({"after": True} if left_out != "after" else {})}
     with pytest.raises(faults.Fault, match=text) as caught:
         hand_over(seed=seed, **options)
-    assert type(caught.value) is kind, caught.value
+    assert type(caught.value) in kinds, caught.value
     assert caught.value.instruction.opcode.startswith("tcgen05.mma")
 
 

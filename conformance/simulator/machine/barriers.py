@@ -18,7 +18,7 @@ class Phase:
     """One use of a barrier, from its first arrival until it opens.
 
     :param expected: threads, a multiple of 32; None for all of the CTA.
-    :param votes: per arrival, for reductions.
+    :param count: true predicates so far, for reductions; ``all`` and ``any`` likewise.
     """
 
     def __init__(self, expected: int | None) -> None:
@@ -38,11 +38,17 @@ class NamedBarriers:
         self.phases: dict[int, Phase] = {}
 
     def arrive(
-        self, number: int, expected: int | None, warp: Warp, threads: int, votes: int | None = None, kind: str = ""
+        self,
+        number: int,
+        expected: int | None,
+        warp: Warp,
+        threads: int,
+        votes: tuple[int, int] | None = None,
+        kind: str = "",
     ) -> Phase:
         """``threads`` threads of ``warp`` arrive.
 
-        :param votes: of these, how many hold a true predicate, for a reduction of that ``kind``.
+        :param votes: for a reduction of that ``kind``: how many threads hold a true predicate, of how many that vote.
         :raises BarrierMisuse: for a number above 15, or counts that disagree.
         """
         if not 0 <= number < COUNT:
@@ -62,9 +68,10 @@ class NamedBarriers:
         phase.arrived += threads
         phase.knowledge = warp.order.release().join(phase.knowledge)
         if votes is not None:
-            phase.count += votes
-            phase.all &= votes == threads
-            phase.any |= votes > 0
+            true, voters = votes
+            phase.count += true
+            phase.all &= true == voters
+            phase.any |= true > 0
         self._try_open(number, phase)
         return phase
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from flamia.conformance.simulator.machine import faults
+from flamia.conformance.simulator.machine import asyncfaults, faults
 from flamia.conformance.simulator.machine.barriers import NamedBarriers
 from flamia.conformance.simulator.machine.memory import WRITTEN, Space
 from flamia.conformance.simulator.machine.warp import Warp
@@ -67,6 +67,7 @@ class Cta:
         self.slot = self.machine.take_slot()
         self.barriers = NamedBarriers(self)
         self.warps: list[Warp] = []
+        self.ended = False
         self._units: dict[type, Any] = {}
         self._ends: list[Any] = []
         self._lay_out_shared()
@@ -143,11 +144,17 @@ class Cta:
         """A warp exited: barriers may open, and the CTA may be done."""
         self.machine.changed = True
         self.barriers.warp_ended()
-        if all(w.done for w in self.warps):
+        if self.done:
+            self.ended = True
             for check in self._ends:
                 check()
             self.barriers.check_end()
             self.machine.free_slot(self.slot)
+
+    def check_running(self, address: int) -> None:
+        """Called where a CTA of the cluster uses ``address`` of this one. :raises EndedCta: if this one ended."""
+        if self.ended:
+            raise asyncfaults.EndedCta(f"{self} has ended: its shared memory is no longer there", (), address)
 
     @property
     def done(self) -> bool:

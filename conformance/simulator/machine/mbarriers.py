@@ -129,6 +129,7 @@ class Mbarriers:
         self.cluster = cluster
         self.live: dict[int, Mbarrier] = {}
         self._numbers: dict[int, int] = {}
+        self._watched: set[int] = set()
         cluster.notes.append(self._describe)
         cluster.diagnoses.append(self._diagnose)
 
@@ -147,6 +148,10 @@ class Mbarriers:
         if number >= MBARRIERS:
             raise asyncfaults.MbarrierMisuse(f"more than {MBARRIERS} mbarriers in one cluster", (), address)
         self.live[address] = Mbarrier(address, number, expected, warp)
+        rank = address >> RANK_SHIFT
+        if rank not in self._watched:
+            self._watched.add(rank)
+            self.cluster.ctas[rank].at_end(lambda: self._check_end(rank))
 
     def invalidate(self, address: int, warp: Warp) -> None:
         """``mbarrier.inval``: its memory may be used for anything."""
@@ -197,6 +202,14 @@ class Mbarriers:
         space.data[where] = np.frombuffer(_mark_bytes(address), np.uint8)
         space.state[where] |= WRITTEN
 
+    def _check_end(self, rank: int) -> None:
+        """A phase that is half full, or lacks bytes, when its CTA ends is worth a remark; PTX allows it."""
+        for m in self.live.values():
+            if m.address >> RANK_SHIFT == rank and (m.pending != m.expected or m.tx):
+                self.cluster.machine.remark(
+                    f"a CTA ended with {m} lacking {m.pending} of {m.expected} arrivals, tx-count {m.tx} bytes"
+                )
+
     def _describe(self) -> list[str]:
         return [m.describe() for m in self.live.values() if m.waiting or m.pending != m.expected or m.tx]
 
@@ -218,8 +231,13 @@ def _mark_bytes(address: int) -> bytes:
 
 
 def find_cta(cluster: Cluster, address: int) -> Cta:
-    """The CTA whose shared memory holds a shared::cluster address. :raises OutOfBounds: for no such CTA."""
+    """The CTA whose shared memory holds a shared::cluster address.
+
+    :raises OutOfBounds: for no such CTA.
+    :raises EndedCta: if it ended.
+    """
     rank = address >> RANK_SHIFT
     if not 0 <= rank < cluster.size:
         raise faults.OutOfBounds(f"no CTA of rank {rank} in a cluster of {cluster.size}", (), address)
+    cluster.ctas[rank].check_running(address)
     return cluster.ctas[rank]

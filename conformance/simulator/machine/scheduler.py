@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +23,8 @@ Unit = TypeVar("Unit")
 
 PATIENCE = 20_000
 """Segments after which the latest asynchronous operations complete, unless nothing else is left to do before."""
+MOST_SEGMENTS = 20_000_000
+"""Length at which a run counts as a livelock: minutes, and many times the longest run of a kernel of this project."""
 
 
 class Machine:
@@ -30,7 +33,9 @@ class Machine:
     :param global_memory: the arena; ``addresses``: of variables, constants and parameters in it.
     :param local_offsets: of local variables within a thread's local memory.
     :param resident: clusters that run at the same time; further ones start as others end, in order.
-    :param longest_delay: of an asynchronous operation, in segments.
+        CTAs that wait for each other through global memory need as many as there are.
+    :param longest_delay: of an asynchronous operation, in segments; time goes on at once when no warp can run.
+    :param instruction_limit: segments after which the run is stopped as a livelock.
     :param strict: whether reliance on orderings that PTX does not promise is an error.
     :param fast_mma: whether products are accumulated in float64 instead of bit for bit.
     :param zero_shared: whether shared memory counts as written from the start.
@@ -51,8 +56,8 @@ class Machine:
         fast_mma: bool = False,
         trace: bool = False,
         resident: int = 4,
-        longest_delay: int = 200,
-        instruction_limit: int = 200_000_000,
+        longest_delay: int = PATIENCE,
+        instruction_limit: int = MOST_SEGMENTS,
         zero_shared: bool = False,
     ) -> None:
         self.program, self.global_memory, self.addresses = program, global_memory, addresses
@@ -78,6 +83,7 @@ class Machine:
         self._slots: set[int] = set()
         self._running: list[Warp] = []
         self._clusters: list[Cluster] = []
+        self._started = 0
         self._pending = self._indices()
 
     def _indices(self) -> Iterator[Dim]:
@@ -122,8 +128,8 @@ class Machine:
         if kind < 1 / 3:
             return 1
         if kind < 2 / 3:
-            return self.random.randint(1, self.longest_delay)
-        return self.random.randint(1, PATIENCE)
+            return self.random.randint(1, max(1, self.longest_delay // 100))
+        return self.random.randint(1, self.longest_delay)
 
     def remark(self, what: str) -> None:
         """Something legal that may not be meant: it is in the report."""
@@ -152,7 +158,7 @@ class Machine:
             if self._running:
                 self._step()
             elif self._events:
-                self.time = max(self.time, self._events[0][0])
+                self.time = self.trace.time = max(self.time, self._events[0][0])
                 self._complete()
             elif self._clusters:
                 self._release_or_die()
@@ -166,6 +172,7 @@ class Machine:
         if len(self._clusters) < self.resident:
             for index in self._pending:
                 self._clusters.append(Cluster(self, index))
+                self._started += 1
                 self.changed = True
                 if len(self._clusters) >= self.resident:
                     break
@@ -199,6 +206,17 @@ class Machine:
         if self.time > self.instruction_limit:
             raise faults.Livelock(f"{self.time} segments were run and the grid has not ended\n{self.table()}")
 
+    def _waiting_clusters(self) -> list[str]:
+        """A line for those that have not started: others may wait for them."""
+        total = math.prod(self.grid) // math.prod(self.cluster)
+        left = total - self._started
+        if not left:
+            return []
+        return [
+            f"{left} of {total} clusters have not started, as resident={self.resident} run at the same time; "
+            f"if others wait for them, simulate with resident={total}"
+        ]
+
     def _complete(self) -> None:
         """Do what is due."""
         while self._events and self._events[0][0] <= self.time:
@@ -225,7 +243,7 @@ class Machine:
 
     def table(self) -> str:
         """Who waits on what."""
-        lines = []
+        lines = self._waiting_clusters()
         for c in self._clusters:
             for cta in c.ctas:
                 for warp in cta.warps:

@@ -32,11 +32,13 @@ class Trace:
         self.spans: list[Span] = []
         self.time = 0
         self._open: dict[tuple[str, str], int] = {}
+        self._entered: list[tuple[str, str]] = []
 
     def enter(self, warp: Warp, reason: str) -> None:
         """A warp begins to wait."""
         if self.enabled:
             self._open[str(warp), reason] = self.time
+            self._entered.append((str(warp), reason))
 
     def leave(self, warp: Warp, reason: str) -> None:
         """A warp ends a wait."""
@@ -45,8 +47,12 @@ class Trace:
             self.spans.append(Span(str(warp), "wait", reason, start, self.time))
 
     def ran(self, warp: Warp, start: int, end: int) -> None:
-        """A warp ran; neighbouring slices become one span."""
+        """A warp ran; waits that it entered meanwhile begin where the run ends."""
         if self.enabled:
+            for key in self._entered:
+                if key in self._open:
+                    self._open[key] = end
+            self._entered.clear()
             self.spans.append(Span(str(warp), "run", "", start, end))
 
     def asynchronous(self, engine: str, label: str, start: int, end: int) -> None:

@@ -118,8 +118,8 @@ class Warp:
 
     def runnable(self) -> bool:
         """Whether some lanes can run now; blocked ones are asked."""
-        found = False
-        for fragment in self.fragments:
+        # A resumed fragment may reach its meeting or its end, which changes the list.
+        for fragment in tuple(self.fragments):
             if fragment.blocked is not None and fragment.blocked.ready():
                 resume = fragment.blocked.resume
                 self.machine.trace.leave(self, fragment.blocked.reason)
@@ -127,8 +127,7 @@ class Warp:
                 if resume is not None:
                     resume()
                     self._go(fragment, fragment.at + 1)
-            found |= fragment.blocked is None and fragment.need is None
-        return found
+        return any(f.blocked is None and f.need is None for f in self.fragments)
 
     def run(self, budget: int) -> int:
         """Run some lanes for about ``budget`` segments, or until they wait.

@@ -94,7 +94,9 @@ def _by_rank(
             lanes = mask & (rank == r)
             at = int(address[lanes][0])
             raise faults.OutOfBounds(f"no CTA of rank {r} in a cluster of {cluster.size}", (), at)
-        out.append((cluster.ctas[int(r)].shared, address, mask & (rank == r)))
+        lanes = mask & (rank == r)
+        cluster.ctas[int(r)].check_running(int(address[lanes][0]))
+        out.append((cluster.ctas[int(r)].shared, address, lanes))
     return out
 
 

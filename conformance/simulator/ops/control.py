@@ -67,9 +67,8 @@ def compile_barrier(site: Site) -> Run:
         threads = 32 if warp.is_converged(mask) else int(np.count_nonzero(mask))
         if reduction:
             held = mask & ~warp.rows[vote] if negated else mask & warp.rows[vote]
-            votes = int(np.count_nonzero(held))
-            # Lanes that ended do not vote.
-            votes += (threads - int(np.count_nonzero(mask))) if votes == np.count_nonzero(mask) and votes else 0
+            # Lanes that ended, or never were, arrive but do not vote.
+            votes = int(np.count_nonzero(held)), int(np.count_nonzero(mask))
         phase = warp.cta.barriers.arrive(barrier, expected, warp, threads, votes, reduction)
         if action == "arrive":
             return None

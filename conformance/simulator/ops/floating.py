@@ -217,24 +217,21 @@ def _fma64(a: Row, b: Row, c: Row) -> Row:
 
 
 def minimum(a: Row, b: Row) -> Row:
-    """The smaller of float32 lanes: a number before NaN, -0 before +0."""
-    out = np.fmin(a, b)
-    zero = out == 0
-    if zero.any():
-        signs = a.view(np.uint32) | b.view(np.uint32)
-        both = zero & (a == b)
-        out.view(np.uint32)[both] = signs[both]
-    return out
+    """The smaller of floats of one type: a number before NaN, -0 before +0."""
+    return _with_signed_zeros(np.fmin(a, b), a, b, np.bitwise_or)
 
 
 def maximum(a: Row, b: Row) -> Row:
-    """The larger of float32 lanes: a number before NaN, +0 before -0."""
-    out = np.fmax(a, b)
+    """The larger of floats of one type: a number before NaN, +0 before -0."""
+    return _with_signed_zeros(np.fmax(a, b), a, b, np.bitwise_and)
+
+
+def _with_signed_zeros(out: Row, a: Row, b: Row, combine: Any) -> Row:
+    """``out`` where both operands are zeros becomes the one whose sign ``combine`` gives; NumPy takes any of them."""
     zero = out == 0
     if zero.any():
-        signs = a.view(np.uint32) & b.view(np.uint32)
-        both = zero & (a == b)
-        out.view(np.uint32)[both] = signs[both]
+        both, bits = zero & (a == b), np.dtype(f"u{out.itemsize}")
+        out.view(bits)[both] = combine(a.view(bits), b.view(bits))[both]
     return out
 
 
@@ -253,8 +250,7 @@ def compile_min_max(site: Site) -> Run:
     if kind == "f64":
         if propagate or xorsign or magnitude or len(sources) != 2:
             raise site.refuse("a form for f32")
-        ufunc = np.fmin if site.instruction.base == "min" else np.fmax
-        return _double_pair(site.target(0, kind), ufunc, sources)
+        return _double_pair(site.target(0, kind), pick, sources)
     if xorsign and len(sources) == 3:
         raise site.refuse("'.xorsign' takes two operands")
 
@@ -274,9 +270,9 @@ def compile_min_max(site: Site) -> Run:
     return store_float(site.target(0, kind), finish(function, ftz, False), sources, False)
 
 
-def _double_pair(target: int, ufunc: Any, sources: tuple[int, ...]) -> Run:
+def _double_pair(target: int, function: Any, sources: tuple[int, ...]) -> Run:
     def run(warp: Any, mask: Any) -> None:
-        np.copyto(warp.rows[target], ufunc(*[warp.rows[s] for s in sources]), where=mask)
+        np.copyto(warp.rows[target], function(*[warp.rows[s] for s in sources]), where=mask)
 
     return run
 

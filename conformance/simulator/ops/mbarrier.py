@@ -1,7 +1,12 @@
 """``mbarrier.*`` (PTX 9.7.13.15). See Note [mbarrier phases].
 
 A state, the opaque 64-bit result of an arrival, holds here the phase in bits 20 and up and the pending count, before
-the arrival, below. A blocking ``try_wait`` has no time limit: it returns when its phase is complete.
+the arrival, below.
+
+Note [try_wait gives up]
+~~~~~~~~~~~~~~~~~~~~~~~~
+PTX lets ``try_wait`` return false after a time limit that the system sets, so it belongs into a loop. Here it does so
+at once in one of `GIVES_UP` executions, by the seed, and otherwise waits for its phase without a limit.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ if TYPE_CHECKING:
 
 _SPACES = ("shared::cta", "shared::cluster", "shared")
 _STATE_SHIFT = 20
+GIVES_UP = 4
+"""Of so many ``try_wait`` whose phase is not complete, one returns false. See Note [try_wait gives up]."""
 
 
 def _unit(warp: Warp) -> Mbarriers:
@@ -188,7 +195,8 @@ def compile_wait(site: Site) -> Run:
                 raise asyncfaults.MbarrierMisuse(f"parity must be 0 or 1, got {value}", lanes_of(mask), place)
             tested.append((_find(warp, place), place, value))
         results = {(place, value): is_complete(found, value) for found, place, value in tested}
-        if blocking and not any(results.values()):
+        gives_up = blocking and not any(results.values()) and warp.machine.random.randrange(GIVES_UP) == 0
+        if blocking and not gives_up and not any(results.values()):
             for found, _, _ in tested:
                 found.waiting.setdefault(warp, found.phase)
             found, _, value = tested[0]

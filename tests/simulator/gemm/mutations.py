@@ -59,6 +59,8 @@ MUTATIONS = (
     _mutation("loads do not wait for a free stage", "wait(empty + 8 * s, phase ^ 1);", "", "MbarrierOverrun"),
     _mutation("D is read without waiting for the products", "wait(done, 0);", "", *RACE),
     _mutation("products do not wait for C", "wait(ready, 0);", "", *RACE),
+    _mutation("a wait without its loop", "@p bra done;\\n\\t\"\n      \"bra again;\\n\\tdone:",
+              "@p bra done;\\n\\tdone:", "Unobserved", "MbarrierOverrun", *RACE, always=False),
     _mutation("phase of a full stage swapped", "wait(full + 8 * s, phase);", "wait(full + 8 * s, phase ^ 1);",
               "Deadlock", "Unobserved"),
     _mutation("phase of a free stage swapped", "wait(empty + 8 * s, phase ^ 1);", "wait(empty + 8 * s, phase);",
