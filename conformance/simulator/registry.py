@@ -24,16 +24,18 @@ def _agreement_cases() -> Mapping[str, Simulated]:
     return {name: as_case(kernel) for name, kernel in KERNELS.items()}
 
 
-def _quantize_cases() -> Mapping[str, Simulated]:
-    from flamia.conformance.simulator import kernel_cases
-
-    return kernel_cases.kernel_cases(kernel_cases.quantize, "a small pack: 130, 1, 0 and 33 tokens, bfloat16")
+_PACK = "a small pack: 130, 1, 0 and 33 tokens, bfloat16"
 
 
-def _schedule_cases() -> Mapping[str, Simulated]:
-    from flamia.conformance.simulator import kernel_cases
+def _host_cases(name: str, summary: str = _PACK) -> Callable[[], Mapping[str, Simulated]]:
+    """Those of a function of `kernel_cases`."""
 
-    return kernel_cases.kernel_cases(kernel_cases.schedule, "a small pack: 130, 1, 0 and 33 tokens")
+    def cases() -> Mapping[str, Simulated]:
+        from flamia.conformance.simulator import kernel_cases
+
+        return kernel_cases.kernel_cases(getattr(kernel_cases, name), summary)
+
+    return cases
 
 
 def _forward_cases() -> Mapping[str, Simulated]:
@@ -44,8 +46,15 @@ def _forward_cases() -> Mapping[str, Simulated]:
 
 SUBJECTS: dict[str, tuple[str, Callable[[], Mapping[str, Simulated]]]] = {
     "gemm": ("example: a block-scaled product on tcgen05, warp-specialised", _gemm_cases),
-    "schedule": ("the schedule kernel, through its host code; needs PyTorch", _schedule_cases),
-    "quantize": ("the quantization kernel, through its host code; needs PyTorch", _quantize_cases),
+    "schedule": ("the schedule kernel, through its host code; needs PyTorch", _host_cases("schedule")),
+    "quantize": ("the quantization kernel, through its host code; needs PyTorch", _host_cases("quantize")),
+    "row_pass": ("the backward's row pre-pass, through its host code; needs PyTorch", _host_cases("row_pass")),
+    "decode": ("quantized tiles back to tokens, through its host code; needs PyTorch", _host_cases("decode")),
+    "epilogue": ("gradients from FP32 tiles, through its host code; needs PyTorch", _host_cases("epilogue")),
+    "formats": (
+        "number conversions, through their host code; needs PyTorch",
+        _host_cases("conversions", "random float32 bits"),
+    ),
     "blackwell_forward": ("attention forward on Blackwell", _forward_cases),
     "agreement": ("the kernels that also ran on an H200", _agreement_cases),
 }
@@ -58,6 +67,8 @@ def find_case(kernel: str, case: str | None = None) -> Simulated:
     :raises ValueError: for names that are not known, with those that are.
     """
     if ":" in kernel:
+        if case is not None:
+            raise ValueError(f"case must not be given with {kernel}, which is one case, got {case!r}")
         module, _, attribute = kernel.partition(":")
         try:
             found = getattr(import_module(module), attribute)

@@ -41,7 +41,9 @@ def test_run_ends_with_1_where_bytes_are_wrong() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(("run", "nothing"), "kernel must be one of"), (("agree", "--target", "b200"), "target must be h200 or simulator"),
+    [(("run", "nothing"), "kernel must be one of"),
+     (("run", "tests.simulator.test_tools:WRONG", "--case", "x"), "case must not be given with"),
+     (("agree", "--target", "b200"), "target must be h200 or simulator"),
      (("agree", "--kernel", "x"), "kernel must be one of")],
 )  # fmt: skip
 def test_wrong_arguments_are_named(arguments: tuple[str, ...], says: str) -> None:

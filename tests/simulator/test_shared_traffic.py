@@ -53,8 +53,10 @@ st.global.u32 [%rd2], %r6;""",
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_read_without_a_wait_is_found_when_the_copy_is_long_done(seed):
-    with pytest.raises((Unobserved, faults.InFlightRead)):
+    with pytest.raises((Unobserved, faults.InFlightRead)) as found:
         load_and_read(spin(LATE), seed)
+    if found.type is Unobserved:
+        assert "a generic load uses bytes of a bulk copy, and phase 0 of mbarrier 0x400, which" in str(found.value)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -296,3 +296,10 @@ def test_forms_that_do_not_exist(opcode, text):
     body = f"wgmma.mma_async.sync.aligned.{opcode} {registers(0, 8)}, %rd2, %rd3, 0, 1, 1;\n"
     with pytest.raises(PtxError, match=text):
         warpgroup(sets + FENCE + body, image, 16)
+
+
+def test_sparse_products_are_refused_as_such():
+    image, *_, sets = simple()
+    body = f"wgmma.mma_async.sp.sync.aligned.m64n16k32.f32.bf16.bf16 {registers(0, 8)}, %rd2, %rd3, %r3, 0, 0, 1, 1;\n"
+    with pytest.raises(PtxError, match=r"sparse products \(.sp\) are not simulated"):
+        warpgroup(sets + FENCE + body, image, 16)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine import asyncfaults, faults
 from flamia.conformance.simulator.machine.asyncorder import PIPE
+from flamia.conformance.simulator.machine.mbarriers import Mbarriers
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, Space, Token
 
 if TYPE_CHECKING:
@@ -159,11 +160,18 @@ class SharedTraffic:
         if (by < 0).all():
             return
         clocks = order.asynchronous
-        self._find(
-            asyncfaults.Unobserved,
-            (by >= 0) & (self._filled_phase[granules] > clocks.seen[clocks.mbarrier_entry(0) + by]),
-            granules,
-            f"{what} uses bytes of a bulk copy, and the warp has not waited for the mbarrier phase that announces it",
+        late = (by >= 0) & (self._filled_phase[granules] > clocks.seen[clocks.mbarrier_entry(0) + by])
+        if not late.any():
+            return
+        first = int(np.argmax(late))
+        number, phase = int(by[first]), int(self._filled_phase[granules][first]) - 1
+        barrier = next(m for m in self._cta.cluster.unit(Mbarriers).live.values() if m.number == number)
+        raise asyncfaults.Unobserved(
+            f"{what} uses bytes of a bulk copy, and phase {phase} of {barrier}, which announces it, was not waited for "
+            f"by the warp, nor by one that it synchronised with: they saw {barrier.observed} of its phases, the last "
+            "maybe by a wait with a wrong parity",
+            (),
+            int(granules[first]) * 16 + self.space.base,
         )
 
     def _check_fenced(self, warp: Warp, granules: NDArray[np.int64], what: str) -> None:

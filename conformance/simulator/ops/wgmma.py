@@ -112,6 +112,8 @@ class _Pending:
 def compile_mma(site: Site) -> Run:
     """``wgmma.mma_async.sync.aligned.m64nNkK.f32.atype.btype``; see `take_form`."""
     site.flag("mma_async")
+    if site.flag("sp"):
+        raise site.refuse("sparse products (.sp) are not simulated")
     take_aligned(site)
     form = translate(take_form)(site)
     what = line_of(site)
