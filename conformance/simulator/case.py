@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from numpy.typing import NDArray
 
 from flamia.conformance.comparison import compare_bits
+from flamia.conformance.simulator.machine.devicememory import DeviceMemory
 from flamia.conformance.simulator.machine.launch import Report, simulate
 from flamia.kernels.nvrtc import load_nvrtc
 from flamia.kernels.targets import Target
@@ -35,10 +36,12 @@ class Data:
 
     :param arguments: one per parameter, as `simulate` takes them; written in place.
     :param expected: name -> the array among the arguments, and what must be in it afterwards.
+    :param memory: holds buffers whose addresses stand in structs.
     """
 
     arguments: Sequence[Any]
     expected: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
+    memory: DeviceMemory | None = None
 
     def mismatch(self) -> str | None:
         """The first coordinate of the first output that is not as expected, bit for bit."""
@@ -114,6 +117,7 @@ class Case:
             cluster=self.cluster,
             shared_bytes=self.shared_bytes,
             seed=seed,
+            memory=data.memory,
             **options,
         )
         return report, data
