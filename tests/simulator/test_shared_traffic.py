@@ -1,8 +1,11 @@
 """Generic accesses to shared memory that asynchronous operations use: found by what warps know, whatever the timing."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from flamia.conformance.simulator.examples.gemm import gemm_case
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.asyncfaults import Unobserved
 from tests.simulator.kernels import ONE, run, wait
@@ -143,3 +146,12 @@ def test_a_store_behind_the_commit_of_a_product_is_right(seed):
     commit = "tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%r28];\n"
     behind = barrier + "add.u32 %r28, %r21, 24;\n" + commit + wait("%r28", 0, "MINE") + "\n" + STORE
     assert not product_and_store(behind, seed).any()
+
+
+def test_a_product_that_came_too_early_is_named():
+    """The GEMM's multiplying warp waits for the first phase always; the loading warp finds its own copy forestalled."""
+    case = gemm_case()
+    source = case.source.replace("wait(full + 8 * s, phase);", "wait(full + 8 * s, 0);")
+    assert source != case.source
+    with pytest.raises(faults.OperandOverwritten, match=r"CTA 0 warp 5 issued it: .* or it came too early"):
+        replace(case, source=source).simulate(seed=0)

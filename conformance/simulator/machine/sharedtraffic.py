@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia.conformance.simulator.machine import asyncfaults, faults
-from flamia.conformance.simulator.machine.asyncorder import PIPE
+from flamia.conformance.simulator.machine.asyncorder import KINDS, PIPE
 from flamia.conformance.simulator.machine.mbarriers import Mbarriers
 from flamia.conformance.simulator.machine.memory import APPROXIMATE, Space, Token
 
@@ -134,12 +134,16 @@ class SharedTraffic:
         """Whether whoever reads these units is known to be done."""
         by = self._read_by[granules]
         if (by >= 0).any():
-            self._find(
-                faults.OperandOverwritten,
-                (by >= 0) & (self._read_number[granules] > order.asynchronous.seen[by]),
-                granules,
-                f"{what} writes an operand of a tensor-core operation that the warp does not know to be done",
-            )
+            late = (by >= 0) & (self._read_number[granules] > order.asynchronous.seen[by])
+            if late.any():
+                reader = self._warp(int(by[int(np.argmax(late))]) // KINDS)
+                self._find(
+                    faults.OperandOverwritten,
+                    late,
+                    granules,
+                    f"{what} writes an operand of a tensor-core operation that the warp does not know to be done; "
+                    f"{reader} issued it: either it is not waited for, or it came too early, for what is written now",
+                )
         by = self._sent_by[granules]
         if (by >= 0).any():
             epoch = self._sent_epoch[granules]
@@ -150,6 +154,11 @@ class SharedTraffic:
                 granules,
                 f"{what} writes the source of a bulk copy that the warp does not know to have been waited for",
             )
+
+    def _warp(self, slot: int) -> Warp:
+        """By its number in the cluster."""
+        per_cta = len(self._cta.warps)
+        return self._cta.cluster.ctas[slot // per_cta].warps[slot % per_cta]
 
     def _find(self, fault: type[faults.Fault], bad: NDArray[np.bool_], granules: NDArray[np.int64], text: str) -> None:
         if bad.any():
