@@ -7,7 +7,7 @@ from flamia.conformance.simulator import PtxError, simulate
 from flamia.conformance.simulator.machine import asyncfaults, faults
 from flamia.conformance.simulator.machine.flow import find_joins
 from flamia.conformance.simulator.machine.scheduler import MOST_SEGMENTS
-from tests.simulator.kernels import run, wait
+from tests.simulator.kernels import module, run, wait
 
 LANE = "mov.u32 %r1, %tid.x; mul.wide.u32 %rd1, %r1, 4; add.u64 %rd2, %rd100, %rd1;"
 
@@ -488,5 +488,9 @@ def test_launches_are_checked():
         run("", [out], grid=3, cluster=(2, 1, 1))
     with pytest.raises(faults.Oversubscribed, match="2048 threads"):
         run("", [out], block=2048)
+    hungry = module("").replace("\n{", "\n.maxnreg 128\n{", 1)
+    simulate(hungry, "k", 1, 512, [out])
+    with pytest.raises(faults.Oversubscribed, match="513 threads need 69632 registers of a multiprocessor's 65536"):
+        simulate(hungry, "k", 1, 513, [out])
     with pytest.raises(ValueError, match="C-contiguous"):
         run("", [np.zeros((4, 4), np.uint32).T])

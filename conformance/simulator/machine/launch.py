@@ -18,6 +18,7 @@ from flamia.conformance.simulator.machine.memory import APPROXIMATE, GUARD, READ
 from flamia.conformance.simulator.machine.program import Program, build_program
 from flamia.conformance.simulator.machine.scheduler import Machine
 from flamia.conformance.simulator.machine.trace import Span
+from flamia.conformance.simulator.machine.types import LANES, REGISTERS
 from flamia.conformance.simulator.ptx import Module, parse
 from flamia.conformance.simulator.ptx.syntax import Variable
 
@@ -118,6 +119,9 @@ def _check_shape(program: Program, grid: Dim, block: Dim, cluster: Dim) -> None:
     most = int(np.prod(limits.get("maxntid", (1024,))))
     if threads > most:
         raise faults.Oversubscribed(f"{threads} threads where the kernel allows {most}")
+    registers = limits.get("maxnreg", (0,))[0] * LANES * -(-threads // LANES)  # else ptxas chooses how many
+    if registers > REGISTERS:
+        raise faults.Oversubscribed(f"{threads} threads need {registers} registers of a multiprocessor's {REGISTERS}")
     if (exact := limits.get("reqntid")) and int(np.prod(exact)) != threads:
         raise ValueError(f"block must have {int(np.prod(exact))} threads, got {threads}")
     for name in ("reqnctapercluster",):

@@ -12,6 +12,9 @@ Row: TypeAlias = Any
 
 LANES = 32
 
+REGISTERS = 65536
+"""Of a multiprocessor, 32 bits each."""
+
 FULL: NDArray[np.bool_] = np.ones(LANES, np.bool_)
 """The mask of a warp all of whose lanes are active. Compared by identity: whoever makes a mask of 32 true lanes uses
 this object (`as_mask`), so that the common case costs nothing."""

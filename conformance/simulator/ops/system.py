@@ -7,11 +7,8 @@ from typing import Any
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.outcomes import Blocked
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.types import lanes_of
+from flamia.conformance.simulator.machine.types import REGISTERS, lanes_of
 from flamia.conformance.simulator.ops.registry import Run, op
-
-REGISTERS = 65536
-"""Of a multiprocessor, 32 bits each."""
 
 
 class RegisterPool:
