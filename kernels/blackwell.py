@@ -17,8 +17,7 @@ from flamia.kernels.launch import launch
 from flamia.kernels.quantize import Nvfp4, QuantizedInputs, quantize_qkv
 from flamia.kernels.registry import BLACKWELL_FORWARD
 from flamia.kernels.schedule import TICKETS, DeviceSchedule, build_schedule
-from flamia.kernels.tensors import TILE, check_tokens, pointer
-from flamia.reference.arguments import check_softmax_scale
+from flamia.kernels.tensors import TILE, check_softmax_scale, check_tokens, pointer
 
 HEAD_DIMS = (64, 128)
 RECIPES = ("mxfp8", "nvfp4_fp8")

@@ -18,13 +18,12 @@ from flamia.kernels.launch import launch
 from flamia.kernels.quantize import QuantizedInputs, quantize_qkv
 from flamia.kernels.registry import HOPPER_FORWARD, HOPPER_OPERANDS, HOPPER_PACK
 from flamia.kernels.schedule import TICKETS, DeviceSchedule, build_schedule
-from flamia.kernels.tensors import TILE, check_tokens, padding_struct, pointer, tokens_struct
+from flamia.kernels.tensors import TILE, check_softmax_scale, check_tokens, padding_struct, pointer, tokens_struct
 
 HEAD_DIMS = (64, 128)
 RECIPES = ("mxfp8", "bf16")
 FACTOR_WORDS = TILE + 4
 FOLD_WORDS = 2 * TILE
-LARGEST_SCALE = float(np.finfo(np.float32).max) / 2
 USUAL_CONSTANT = 2.0**-60
 """Softmax constants below this one, but 0, take the kernel's slow path."""
 
@@ -229,9 +228,7 @@ def attention_forward(
     check_tokens("q", q)
     if q.shape[2] not in HEAD_DIMS:
         raise ValueError(f"q must have a head_dim of {HEAD_DIMS} on Hopper, got {q.shape[2]}")
-    scale = q.shape[2] ** -0.5 if softmax_scale is None else softmax_scale
-    if not 0 <= scale <= LARGEST_SCALE:
-        raise ValueError(f"softmax_scale must be from 0 to {LARGEST_SCALE:.4g}, got {scale}")
+    scale = check_softmax_scale(softmax_scale, q.shape[2])
     schedule = build_schedule(cu_seqlens, q.shape[0], q.shape[1], k.shape[1], causal, backward)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shape = (q.shape[1], q.shape[0])

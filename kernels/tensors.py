@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flamia.kernels import structs
 
 ELEMENTS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -17,6 +19,26 @@ MAX_TOKENS = 2**31 - 1
 
 TILE = 128
 """Tokens of a tile."""
+
+
+MAX_SOFTMAX_SCALE = float(np.finfo(np.float32).max) / 2
+"""So that its product with log2 e is a finite FP32 number."""
+
+
+def check_softmax_scale(softmax_scale: Any, head_dim: int) -> float:
+    """The scale as a Python float, ``1 / sqrt(head_dim)`` by default.
+
+    :raises TypeError, ValueError: if it is no number from 0 to `MAX_SOFTMAX_SCALE`.
+    """
+    if softmax_scale is None:
+        return float(head_dim**-0.5)
+    if isinstance(softmax_scale, bool) or not isinstance(softmax_scale, (int, float, np.integer, np.floating)):
+        raise TypeError(f"softmax_scale must be a number, got {softmax_scale!r}")
+    if isinstance(softmax_scale, np.generic):
+        softmax_scale = softmax_scale.item()
+    if not 0 <= softmax_scale <= MAX_SOFTMAX_SCALE:
+        raise ValueError(f"softmax_scale must be from 0 to {MAX_SOFTMAX_SCALE:.4g}, got {softmax_scale}")
+    return float(softmax_scale)
 
 
 def check_tokens(name: str, x: Any, heads: int | None = None, like: Any = None) -> str:

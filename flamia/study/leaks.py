@@ -178,7 +178,7 @@ class Subject:
             differs = (np.ascontiguousarray(a).view(bits) != np.ascontiguousarray(b).view(bits)) & ~(nan_x & nan_y)
             if not differs.any():
                 continue
-            size = _row_norms(np.where(nan_x | nan_y, np.inf, x - y) * differs) / self.row_size[name]
+            size = _row_norms(np.where(differs, np.where(nan_x | nan_y, np.inf, x - y), 0)) / self.row_size[name]
             # a bit may move without the value (the sign of a zero): it still counts
             size = np.where(differs.any(axis=(1, 2)), np.maximum(size, np.finfo(np.float64).tiny), 0.0)
             token, head, channel = (int(i) for i in np.argwhere(differs)[0])

@@ -3,6 +3,8 @@
 import pytest
 
 from flamia.conformance import resolve_target, run
+
+pytest.importorskip("torch", reason="PyTorch is not installed")
 from flamia.conformance.targets import cuda
 
 
