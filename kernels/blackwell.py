@@ -17,7 +17,7 @@ from flamia.kernels.launch import launch
 from flamia.kernels.quantize import Nvfp4, QuantizedInputs, quantize_qkv
 from flamia.kernels.registry import BLACKWELL_FORWARD
 from flamia.kernels.schedule import TICKETS, DeviceSchedule, build_schedule
-from flamia.kernels.tensors import TILE, check_softmax_scale, check_tokens, pointer
+from flamia.kernels.tensors import TILE, check_softmax_scale, check_tokens, pointer, softmax_constant
 
 HEAD_DIMS = (64, 128)
 RECIPES = ("mxfp8", "nvfp4_fp8")
@@ -109,9 +109,7 @@ def attention_forward(
     stages = _make_stages(q, schedule) if hooks else None
     result = BlackwellForward(out, lse, m, l, inputs, schedule, stages)
     unit = BLACKWELL_FORWARD.unit(recipe=recipe, dim=q.shape[2], exp2=exp2, strict=int(strict), hooks=int(hooks))
-    params = structs.fill(
-        structs.BLACKWELL_FORWARD, _fields(result, np.float32(scale * math.log2(math.e)), score_factor)
-    )
+    params = structs.fill(structs.BLACKWELL_FORWARD, _fields(result, softmax_constant(scale), score_factor))
     launch(unit, "attention_forward", params, out.device, at_most=max(schedule.forward.shape[0], 1))
     return result
 

@@ -8,11 +8,8 @@ have the same bits. Nothing waits for the device, and no result depends on the n
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
 
 from flamia.kernels import structs
 from flamia.kernels.blackwell import ELEMENTS, BlackwellForward
@@ -20,7 +17,7 @@ from flamia.kernels.launch import launch
 from flamia.kernels.quantize import RowPass, row_pass
 from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, Unit
 from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, TICKETS
-from flamia.kernels.tensors import TILE, pointer
+from flamia.kernels.tensors import TILE, check_softmax_scale, pointer, softmax_constant
 
 USUAL_CONSTANTS = {"c": (2.0**-60, 2.0**60), "softmax_scale": (2.0**-10, 2.0**10)}
 """Constants outside these ranges take the kernels' slow path: Note [Fast tiles] of ``backward_numbers.cuh``."""
@@ -75,7 +72,7 @@ def attention_backward(
     dk, dv = (torch.empty(kv_shape, dtype=f.out.dtype, device=f.out.device) for _ in range(2))
     out = BlackwellGradients(dq, dk, dv)
     rows = row_pass(dout, f.out, f.l, f.m, schedule, gradients=(dq, dk, dv))
-    scale = dim**-0.5 if softmax_scale is None else softmax_scale
+    scale = check_softmax_scale(softmax_scale, dim)
     fields = _fields(f, rows, scale, score_factor)
     variant: dict[str, Any] = {"recipe": recipe, "dim": dim, "exp2": exp2, "strict": int(strict), "hooks": 0}
     totals = _totals(f, dim)
@@ -151,7 +148,7 @@ def _fields(f: BlackwellForward, rows: RowPass, softmax_scale: float, score_fact
     """Fields of `structs.BLACKWELL_BACKWARD` that both kernels share."""
     x, schedule = f.inputs, f.schedule
     q, k = (x.q, x.k) if x.q4 is None or x.k4 is None else (x.q4, x.k4)
-    numbers = {"c": float(np.float32(softmax_scale * math.log2(math.e))), "softmax_scale": float(softmax_scale)}
+    numbers = {"c": float(softmax_constant(softmax_scale)), "softmax_scale": float(softmax_scale)}
     usual = score_factor == 1 and all(low <= numbers[name] <= high for name, (low, high) in USUAL_CONSTANTS.items())
     return numbers | {
         "q": pointer(q.payload),

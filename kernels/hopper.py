@@ -11,14 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from flamia.kernels import structs
 from flamia.kernels.launch import launch
 from flamia.kernels.quantize import QuantizedInputs, quantize_qkv
 from flamia.kernels.registry import HOPPER_FORWARD, HOPPER_OPERANDS, HOPPER_PACK
 from flamia.kernels.schedule import TICKETS, DeviceSchedule, build_schedule
-from flamia.kernels.tensors import TILE, check_softmax_scale, check_tokens, padding_struct, pointer, tokens_struct
+from flamia.kernels.tensors import (
+    TILE,
+    check_softmax_scale,
+    check_tokens,
+    padding_struct,
+    pointer,
+    softmax_constant,
+    tokens_struct,
+)
 
 HEAD_DIMS = (64, 128)
 RECIPES = ("mxfp8", "bf16")
@@ -91,11 +97,6 @@ class HopperForward:
     l: Any  # noqa: E741
     inputs: QuantizedInputs | PackedInputs
     schedule: DeviceSchedule
-
-
-def softmax_constant(softmax_scale: float) -> np.float32:
-    """``c = fl(softmax_scale * log2 e)``: the product in float64, rounded once."""
-    return np.float32(softmax_scale * math.log2(math.e))
 
 
 def make_operands(

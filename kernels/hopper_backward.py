@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from flamia.kernels import structs
-from flamia.kernels.hopper import HEAD_DIMS, Widen, make_operands, softmax_constant
+from flamia.kernels.hopper import HEAD_DIMS, Widen, make_operands
 from flamia.kernels.launch import launch
 from flamia.kernels.quantize import QuantizedInputs, RowPass, row_pass
 from flamia.kernels.registry import HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES
 from flamia.kernels.schedule import TICKETS, DeviceSchedule
-from flamia.kernels.tensors import ELEMENTS, TILE, pointer, tokens_struct
+from flamia.kernels.tensors import ELEMENTS, TILE, pointer, softmax_constant, tokens_struct
 
 CONSUMERS = 256
 """Threads of a CTA that hold accumulators."""

@@ -5,6 +5,7 @@ A tensor of tokens may have any token and head stride; its channels must be adja
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,11 @@ def check_softmax_scale(softmax_scale: Any, head_dim: int) -> float:
     if not 0 <= softmax_scale <= MAX_SOFTMAX_SCALE:
         raise ValueError(f"softmax_scale must be from 0 to {MAX_SOFTMAX_SCALE:.4g}, got {softmax_scale}")
     return float(softmax_scale)
+
+
+def softmax_constant(softmax_scale: float) -> np.float32:
+    """``c = fl(softmax_scale * log2 e)``: the product in float64, rounded once."""
+    return np.float32(softmax_scale * math.log2(math.e))
 
 
 def check_tokens(name: str, x: Any, heads: int | None = None, like: Any = None) -> str:

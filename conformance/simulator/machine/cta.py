@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flamia.conformance.simulator.machine import asyncfaults, faults
 from flamia.conformance.simulator.machine.barriers import NamedBarriers
 from flamia.conformance.simulator.machine.memory import WRITTEN, Space
+from flamia.conformance.simulator.machine.units import Units
 from flamia.conformance.simulator.machine.warp import Warp
 from flamia.conformance.simulator.machine.windows import RANK_SHIFT, RESERVED, SHARED_LIMIT
 
@@ -17,11 +18,10 @@ if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.program import Program
     from flamia.conformance.simulator.machine.scheduler import Machine
 
-Unit = TypeVar("Unit")
 Dim = tuple[int, int, int]
 
 
-class Cluster:
+class Cluster(Units):
     """CTAs that run together and reach each other's shared memory.
 
     :param index: in the grid of clusters; ``shape``: CTAs along x, y and z.
@@ -35,7 +35,7 @@ class Cluster:
         """More lines for the table of a deadlock."""
         self.diagnoses: list[Callable[[], None]] = []
         """Asked when nothing can run; may raise a fault that says more than a deadlock does."""
-        self._units: dict[type, Any] = {}
+        super().__init__()
         for rank in range(self.size):
             x, y, _ = self.shape
             place = (rank % x, rank // x % y, rank // (x * y))
@@ -44,15 +44,8 @@ class Cluster:
         for cta in self.ctas:
             cta.start()
 
-    def unit(self, kind: type[Unit]) -> Unit:
-        """The one object ``kind(self)`` of this cluster."""
-        found: Unit | None = self._units.get(kind)
-        if found is None:
-            found = self._units[kind] = kind(self)  # type: ignore[call-arg]
-        return found
 
-
-class Cta:
+class Cta(Units):
     """A CTA.
 
     :param rank: in the cluster; ``place``: its coordinates there; ``index``: ``%ctaid``.
@@ -68,19 +61,12 @@ class Cta:
         self.barriers = NamedBarriers(self)
         self.warps: list[Warp] = []
         self.ended = False
-        self._units: dict[type, Any] = {}
+        super().__init__()
         self._ends: list[Any] = []
         self._lay_out_shared()
 
     def __str__(self) -> str:
         return f"CTA {self.index}" if self.index[1:] != (0, 0) else f"CTA {self.index[0]}"
-
-    def unit(self, kind: type[Unit]) -> Unit:
-        """The one object ``kind(self)`` of this CTA, made when first asked for: state of an instruction family."""
-        found: Unit | None = self._units.get(kind)
-        if found is None:
-            found = self._units[kind] = kind(self)  # type: ignore[call-arg]
-        return found
 
     def at_end(self, check: Any) -> None:
         """Call ``check()`` when every warp has ended."""

@@ -7,19 +7,19 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.cta import Cluster, Dim
 from flamia.conformance.simulator.machine.memory import Space
 from flamia.conformance.simulator.machine.taint import Taint
 from flamia.conformance.simulator.machine.trace import Trace
+from flamia.conformance.simulator.machine.units import Units
 
 if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.program import Program
     from flamia.conformance.simulator.machine.warp import Warp
 
-Unit = TypeVar("Unit")
 
 PATIENCE = 20_000
 """Segments after which the latest asynchronous operations complete, unless nothing else is left to do before."""
@@ -27,7 +27,7 @@ MOST_SEGMENTS = 20_000_000
 """Length at which a run counts as a livelock: minutes, and many times the longest run of a kernel of this project."""
 
 
-class Machine:
+class Machine(Units):
     """One launch.
 
     :param global_memory: the arena; ``addresses``: of variables, constants and parameters in it.
@@ -76,7 +76,7 @@ class Machine:
         self._released: list[str] = []
         self.executed: dict[str, list[int]] = {}
         self.local_offsets, self.local_bytes = _lay_out_local(program)
-        self._units: dict[type, Any] = {}
+        super().__init__()
         self._events: list[tuple[int, int, Callable[[], Any]]] = []
         self._event_count = 0
         self._engine_time: dict[str, int] = {}
@@ -89,13 +89,6 @@ class Machine:
     def _indices(self) -> Iterator[Dim]:
         x, y, z = (g // c for g, c in zip(self.grid, self.cluster, strict=True))
         return ((i, j, k) for k in range(z) for j in range(y) for i in range(x))
-
-    def unit(self, kind: type[Unit]) -> Unit:
-        """The one object ``kind(self)`` of this launch."""
-        found: Unit | None = self._units.get(kind)
-        if found is None:
-            found = self._units[kind] = kind(self)  # type: ignore[call-arg]
-        return found
 
     def take_slot(self) -> int:
         """A multiprocessor for a CTA."""

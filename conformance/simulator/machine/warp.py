@@ -11,7 +11,7 @@ An instruction that needs named lanes (``shfl.sync``, ``bar.warp.sync``, ...) wa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +22,12 @@ from flamia.conformance.simulator.machine.outcomes import Blocked, Exit, NeedLan
 from flamia.conformance.simulator.machine.registers import RowPlan
 from flamia.conformance.simulator.machine.registeruse import Holder, check_in_flight
 from flamia.conformance.simulator.machine.types import FULL, NO_LANES, Row, as_mask, lanes_of
+from flamia.conformance.simulator.machine.units import Units
 
 if TYPE_CHECKING:
     from flamia.conformance.simulator.machine.cta import Cta
     from flamia.conformance.simulator.machine.program import Segment
     from flamia.conformance.simulator.machine.scheduler import Machine
-
-Unit = TypeVar("Unit")
 
 
 class Join:
@@ -57,7 +56,7 @@ class Fragment:
         self.anywhere = False
 
 
-class Warp:
+class Warp(Units):
     """A warp of a CTA.
 
     :param rows: operands as arrays of 32 lanes, see `Site`.
@@ -78,17 +77,10 @@ class Warp:
         self.fragments = [Fragment(0, self.live, ())]
         self.in_flight: dict[str, Holder] = {}
         self.log: set[int] | None = set() if self.program.uses_wgmma else None
-        self._units: dict[type, Any] = {}
+        super().__init__()
 
     def __str__(self) -> str:
         return f"{self.cta} warp {self.index}"
-
-    def unit(self, kind: type[Unit]) -> Unit:
-        """The one object ``kind(self)`` of this warp, made when first asked for: state of an instruction family."""
-        found: Unit | None = self._units.get(kind)
-        if found is None:
-            found = self._units[kind] = kind(self)  # type: ignore[call-arg]
-        return found
 
     # --- operands ----------------------------------------------------------------------------------------------------
 
