@@ -74,6 +74,58 @@ def test_a_box_of_three_dimensions():
     assert np.array_equal(out, source[1:3, 2:5, 8:24])
 
 
+SHAPES = {1: (96,), 2: (5, 32), 3: (3, 4, 32), 4: (3, 2, 4, 32), 5: (2, 3, 2, 3, 32)}
+"""Of tensors with so many dimensions, the innermost last."""
+
+
+@pytest.mark.parametrize("rank", SHAPES)
+def test_boxes_of_every_rank_come_in_after_a_prefetch(rank):
+    shape = SHAPES[rank]
+    source = np.arange(1, 1 + np.prod(shape), dtype=np.uint16).reshape(shape)
+    at = ", ".join("0" for _ in shape)
+    send = f"""cp.async.bulk.global.shared::cta.bulk_group [%rd101], [%r3], {2 * 8 * 2 ** (rank - 1)};
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;"""
+    more = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global [%rd2, {{{at}}}];\n{send}"
+    start = (8, *(1 for _ in shape[:-1]))
+    out = launch(source, (8, *(2 for _ in shape[:-1])), "none", start, more=more).view(np.uint16)
+    padded = np.pad(source, [(0, 2)] * (rank - 1) + [(0, 0)])
+    want = padded[(*tuple(slice(1, 3) for _ in shape[:-1]), slice(8, 16))]
+    assert np.array_equal(out, want.ravel())
+
+
+@pytest.mark.parametrize("rank", SHAPES)
+@pytest.mark.parametrize("operation", ["", "add", "min", "max", "and", "or", "xor", "inc", "dec"])
+def test_boxes_of_every_rank_go_out(rank, operation):
+    """What lay at the origin is stored at, or combined with, what lies 4 elements further inside."""
+    shape = SHAPES[rank]
+    source = np.random.default_rng(rank).integers(0, 1 << 30, shape, dtype=np.uint32)
+    before = source.copy()
+    kind = f"cp.reduce.async.bulk.tensor.{rank}d" if operation else f"cp.async.bulk.tensor.{rank}d"
+    tail = f".{operation}" if operation else ""
+    at = ", ".join(["4", *("0" for _ in shape[:-1])])
+    more = f"""{kind}.global.shared::cta{tail}.bulk_group [%rd2, {{{at}}}], [%r3];
+cp.async.bulk.commit_group;
+cp.async.bulk.wait_group 0;"""
+    launch(source, (4, *(1 for _ in shape[:-1])), "none", (0,) * rank, more=more, dtype="u32")
+    first = (0,) * (rank - 1)
+    a, b = before[first][0:4], before[first][4:8]
+    combine = {
+        "": lambda: a,
+        "add": lambda: a + b,
+        "min": lambda: np.minimum(a, b),
+        "max": lambda: np.maximum(a, b),
+        "and": lambda: a & b,
+        "or": lambda: a | b,
+        "xor": lambda: a ^ b,
+        "inc": lambda: np.where(b >= a, 0, b + 1),
+        "dec": lambda: np.where((b == 0) | (b > a), a, b - 1),
+    }
+    want = before.copy()
+    want[first][4:8] = combine[operation]()
+    assert np.array_equal(source, want)
+
+
 @pytest.mark.parametrize("operation", ["", "add"])
 def test_a_box_goes_out(operation):
     """What was loaded is stored, or added, one row further down; rows outside the tensor are left out."""
