@@ -102,20 +102,26 @@ Call = Callable[[int], Any]
 """``call(i)`` works on the i-th set of inputs."""
 
 
-def measure(workload: Workload, backward: bool = True, advance: Callable[[str], None] = lambda name: None) -> Timing:
-    """Time every contestant on one workload.
+def measure(
+    workload: Workload,
+    backward: bool = True,
+    contestants: Sequence[str] | None = None,
+    advance: Callable[[str], None] = lambda name: None,
+) -> Timing:
+    """Time contestants on one workload.
 
     :param backward: measure ``total`` too.
+    :param contestants: names of `CONTESTANTS`; default: all.
     :param advance: called with the name of each contestant before its turn.
     """
     import torch
 
     timing, sets = Timing(workload), _draw(workload)
     cu = torch.tensor([0, *accumulate(workload.lengths)], dtype=torch.int32, device="cuda")
-    for name, make in CONTESTANTS.items():
+    for name in CONTESTANTS if contestants is None else contestants:
         advance(name)
         try:
-            forward, total = make(workload, sets, cu)
+            forward, total = CONTESTANTS[name](workload, sets, cu)
             timing.forward[name] = time_graph(forward, len(sets))
             if backward and total is not None:
                 timing.total[name] = time_graph(total, len(sets))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from flamia.bench.gpu_attention import Timing
 
 
@@ -18,19 +21,24 @@ def attention(
     workload: Annotated[
         list[str] | None, typer.Option("--workload", "-w", help="What to time; repeat for several. Default: all.")
     ] = None,
+    contestant: Annotated[
+        list[str] | None, typer.Option("--contestant", "-c", help="Who takes part; repeat for several. Default: all.")
+    ] = None,
     forward_only: Annotated[bool, typer.Option("--forward-only", help="Leave the backward out.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Also write the numbers to this file.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the numbers to this file, after each workload.")
+    ] = None,
+    plot: Annotated[Path | None, typer.Option(help="Draw the times to this file (PNG, SVG or PDF).")] = None,
 ) -> None:
     """Time the GPU kernels, quantization included, beside PyTorch's attention in the same run."""
     from rich.console import Console
 
-    from flamia.bench.gpu_attention import measure, workloads
+    from flamia.bench.gpu_attention import CONTESTANTS, measure, workloads
 
     known = workloads()
     names = workload or list(known)
-    for name in names:
-        if name not in known:
-            raise typer.BadParameter(f"workload must be one of {list(known)}, got {name!r}")
+    _require("workload", names, known)
+    _require("contestant", contestant or (), CONTESTANTS)
     console = Console()
     try:
         import torch
@@ -42,16 +50,31 @@ def attention(
         raise typer.Exit(2) from None
     versions = describe_versions()
     console.print(", ".join(f"{name} {text}" for name, text in versions.items()), markup=False, highlight=False)
-    timings = []
+    found: list[dict[str, Any]] = []
     for name in names:
-        timings.append(measure(known[name], not forward_only))
-        console.print(table(timings[-1]))
+        with console.status(name) as status:
+
+            def advance(who: str, at: str = name, status: Status = status) -> None:
+                status.update(f"{at}: {who}")
+
+            timing = measure(known[name], not forward_only, contestant, advance)
+        console.print(table(timing))
+        found.append(record(timing))
+        if json_file is not None:
+            json_file.write_text(json.dumps({"versions": versions, "timings": found}, indent=1) + "\n", "utf-8")
     if json_file is not None:
-        found = [
-            dataclasses.asdict(t) | {"ratio": t.ratio("forward"), "total_ratio": t.ratio("total")} for t in timings
-        ]
-        json_file.write_text(json.dumps({"versions": versions, "timings": found}, indent=1) + "\n", encoding="utf-8")
         console.print(f"Written to {json_file}.", markup=False)
+    if plot is not None:
+        from flamia.bench.gpu_plot import draw
+
+        draw(found, versions["device"], plot)
+        console.print(f"Drawn to {plot}.", markup=False)
+
+
+def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
+    for name in names:
+        if name not in known:
+            raise typer.BadParameter(f"{what} must be one of {list(known)}, got {name!r}")
 
 
 def describe_versions() -> dict[str, str]:
@@ -66,6 +89,12 @@ def describe_versions() -> dict[str, str]:
         "CUDA": str(torch.version.cuda),
         "cuDNN": str(torch.backends.cudnn.version()),
     }
+
+
+def record(timing: Timing) -> dict[str, Any]:
+    """What the JSON file has of one workload: microseconds, and the fastest baseline's time over FLAMIA's."""
+    ratios = {"forward_ratio": timing.ratio("forward"), "total_ratio": timing.ratio("total")}
+    return {"title": str(timing.workload), **dataclasses.asdict(timing), **ratios}
 
 
 def table(timing: Timing) -> Any:

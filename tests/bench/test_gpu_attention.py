@@ -6,6 +6,8 @@ from typer.testing import CliRunner
 
 from flamia.bench.command import app
 from flamia.bench.gpu_attention import Timing, Workload, log_normal_lengths, workloads
+from flamia.bench.gpu_command import record
+from flamia.bench.gpu_plot import draw
 
 
 def test_flops_count_the_pairs_that_are_seen():
@@ -41,4 +43,15 @@ def test_without_a_gpu_the_command_says_so():
         pytest.skip("there is a GPU")
     done = CliRunner().invoke(app, ["attention"])
     assert done.exit_code == 2 and "needs a GPU" in done.output
-    assert CliRunner().invoke(app, ["attention", "--workload", "nothing"]).exit_code == 2
+    for option in ("--workload", "--contestant"):
+        assert CliRunner().invoke(app, ["attention", option, "nothing"]).exit_code == 2
+
+
+def test_a_record_holds_what_was_timed_and_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    timing = Timing(Workload("w", (128,)), {"flamia": 10.0, "a": 8.0}, {"flamia": 30.0, "a": 36.0}, {"b": "absent"})
+    found = record(timing)
+    assert found["workload"]["name"] == "w" and found["missing"] == {"b": "absent"}
+    assert (found["forward_ratio"], found["total_ratio"]) == (0.8, 1.2)
+    draw([found], "GPU", tmp_path / "w.svg")
+    assert "<svg" in (tmp_path / "w.svg").read_text()
