@@ -26,6 +26,9 @@ they are another copy than q and k: the NVFP4 recipe) or dout (dO / l):
 ``backward.p_scale``, ``.ds_scale``   level 3: E8M0 bytes ``[4 key blocks, 4 query blocks]``
 ====================================  ================================================================================
 
+The sign of a zero of the backward's tiles and the scale of 32x32 numbers that are all zero show in no product, and are
+not compared.
+
 *Plan*, for documents of any size, without tensors: ``tile_offsets`` (int64, documents + 1), ``payload_offsets`` and
 ``scale_offsets`` (int64 ``(Hkv, tiles)``, byte offset of every tile of k), and both schedules.
 """

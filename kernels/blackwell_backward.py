@@ -1,4 +1,4 @@
-"""Attention on Blackwell: the backward, from dout and a forward to dq, dk and dv.
+"""Attention on Blackwell: the backward, from dout and what the forward kept to dq, dk and dv.
 
 The bits are those of `flamia.reference.attention_backward` under the profile ``blackwell``: a row pre-pass, a kernel
 whose CTAs own keys (dk, dv), and one for dq. The latter multiplies the tiles of X that the former stored, for as many
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from flamia.kernels import structs
-from flamia.kernels.blackwell import ELEMENTS, BlackwellForward
+from flamia.kernels.blackwell import ELEMENTS, HEAD_DIMS, RECIPES
 from flamia.kernels.launch import launch
-from flamia.kernels.quantize import RowPass, row_pass
+from flamia.kernels.quantize import QuantizedInputs, RowPass, row_pass
 from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, Unit
-from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, TICKETS
+from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, TICKETS, DeviceSchedule
 from flamia.kernels.tensors import TILE, check_softmax_scale, pointer, softmax_constant
 
 USUAL_CONSTANTS = {"c": (2.0**-60, 2.0**60), "softmax_scale": (2.0**-10, 2.0**10)}
@@ -33,50 +33,85 @@ MAX_CTAS = 160
 
 
 @dataclass(frozen=True)
+class Stages:
+    """Tiles of P and X by the kernel whose CTAs own keys, for tests.
+
+    :param p: uint8 ``(Hq, max_tiles, query tiles, 128 keys, 128 queries)``: codes, by key tile of the pack; query tiles
+        are counted from the first one that sees the keys.
+    :param p_scale: uint8 ``(Hq, max_tiles, query tiles, 4, 4)``.
+    :param x: as ``p``; ``x_scale`` as ``p_scale``.
+    """
+
+    p: Any
+    p_scale: Any
+    x: Any
+    x_scale: Any
+
+
+@dataclass(frozen=True)
 class BlackwellGradients:
-    """Gradients in the dtype of dout: dq ``(T, Hq, D)``, dk and dv ``(T, Hkv, D)``; 0 in padding rows."""
+    """Gradients in the dtype of dout: dq ``(T, Hq, D)``, dk and dv ``(T, Hkv, D)``; 0 in padding rows.
+
+    :param rows: what the row pre-pass wrote.
+    :param stages: None without hooks.
+    """
 
     dq: Any
     dk: Any
     dv: Any
+    rows: RowPass
+    stages: Stages | None = None
 
 
 def attention_backward(
     dout: Any,
-    forward: BlackwellForward,
+    out: Any,
+    m: Any,
+    l: Any,  # noqa: E741
+    inputs: QuantizedInputs,
+    schedule: DeviceSchedule,
+    softmax_scale: float,
     *,
     recipe: str = "mxfp8",
-    softmax_scale: float | None = None,
     score_factor: float = 1.0,
     stored_bytes: int = STORED_BYTES,
     strict: bool = False,
     exp2: str = "exact",
+    hooks: bool = False,
 ) -> BlackwellGradients:
     """Gradients of attention.
 
-    :param dout: ``(T, Hq, D)`` CUDA tensor, dtype of the forward's q.
-    :param forward: the result of `flamia.kernels.blackwell.attention_forward`, with the backward's items.
-    :param recipe: the forward's; ``softmax_scale``, ``score_factor`` and ``exp2`` likewise.
+    :param dout: ``(T, Hq, D)`` CUDA tensor, dtype of out.
+    :param out: the forward's output; ``m`` and ``l``: float32 ``(Hq, T)``, of `BlackwellForward`.
+    :param inputs: the quantized q, k and v of the forward.
+    :param schedule: the forward's, with the backward's items.
+    :param softmax_scale: the forward's, finite and >= 0; ``recipe``, ``score_factor`` and ``exp2`` likewise.
     :param stored_bytes: bound of the memory for tiles of X; 0: compute them twice.
     :param strict: wait where PTX promises no order.
+    :param hooks: return P and X of every tile.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch
 
-    f, schedule = forward, forward.schedule
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe must be one of {RECIPES} on Blackwell, got {recipe!r}")
     if schedule.backward is None:
-        raise ValueError("forward must have the backward's items: attention_forward(..., backward=True)")
-    total, _, dim = f.out.shape
-    kv_shape = (total, schedule.num_kv_heads, dim)
-    dq = torch.empty(f.out.shape, dtype=f.out.dtype, device=f.out.device)
-    dk, dv = (torch.empty(kv_shape, dtype=f.out.dtype, device=f.out.device) for _ in range(2))
-    out = BlackwellGradients(dq, dk, dv)
-    rows = row_pass(dout, f.out, f.l, f.m, schedule, gradients=(dq, dk, dv))
+        raise ValueError("schedule must have the backward's items: build_schedule(..., backward=True)")
+    total, _, dim = out.shape
+    if dim not in HEAD_DIMS:
+        raise ValueError(f"out must have a head_dim of {HEAD_DIMS} on Blackwell, got {dim}")
     scale = check_softmax_scale(softmax_scale, dim)
-    fields = _fields(f, rows, scale, score_factor)
-    variant: dict[str, Any] = {"recipe": recipe, "dim": dim, "exp2": exp2, "strict": int(strict), "hooks": 0}
-    totals = _totals(f, dim)
-    x = _stored_tiles(f, stored_bytes)
+    kv_shape = (total, schedule.num_kv_heads, dim)
+    dq = torch.empty(out.shape, dtype=out.dtype, device=out.device)
+    dk, dv = (torch.empty(kv_shape, dtype=out.dtype, device=out.device) for _ in range(2))
+    rows = row_pass(dout, out, l, m, schedule, gradients=(dq, dk, dv))
+    stages = _make_stages(schedule, out.device) if hooks else None
+    fields = _fields(inputs, rows, schedule, scale, score_factor) | {"element": ELEMENTS[str(out.dtype)]}
+    if stages is not None:
+        fields |= {f"stage_{name}": pointer(x) for name, x in vars(stages).items()} | {"stage_tiles": stages.p.shape[2]}
+    variant: dict[str, Any] = {"recipe": recipe, "dim": dim, "exp2": exp2, "strict": int(strict)}
+    totals = _totals(schedule, dim, out.device)
+    x = _stored_tiles(schedule, stored_bytes, out.device)
     fields |= {"totals": pointer(totals), "x": pointer(x.codes), "x_scales": pointer(x.scales), "pairs": x.pairs}
     ticket = pointer(schedule.status) + 4 * (TICKETS + 2)
     keys = {"first": _gradient(dv), "second": _gradient(dk), "items": pointer(schedule.backward), "ticket": ticket}
@@ -84,14 +119,21 @@ def attention_backward(
     counts = {"num_items": NUM_BACKWARD}, {"num_items": NUM_FORWARD}
     for first in range(0, schedule.num_kv_heads, x.heads):
         heads = {"first_head": first, "last_head": min(first + x.heads, schedule.num_kv_heads)}
-        unit = BLACKWELL_BACKWARD.unit(owner="keys", **variant)
+        unit = BLACKWELL_BACKWARD.unit(owner="keys", hooks=int(hooks), **variant)
         _launch(unit, "attention_backward", fields | keys | counts[0] | heads, schedule.backward)
         if x.codes is None:
-            unit = BLACKWELL_BACKWARD.unit(owner="queries", **variant)
+            unit = BLACKWELL_BACKWARD.unit(owner="queries", hooks=0, **variant)
             _launch(unit, "attention_backward", fields | queries | counts[1] | heads, schedule.forward)
         else:
             _launch(BLACKWELL_DQ.unit(dim=dim), "attention_dq", fields | queries | counts[1] | heads, schedule.forward)
-    return out
+    return BlackwellGradients(dq, dk, dv, rows, stages)
+
+
+def _make_stages(schedule: DeviceSchedule, device: Any) -> Stages:
+    import torch
+
+    shape = (schedule.num_q_heads, schedule.max_tiles, -(-schedule.num_tokens // TILE))
+    return Stages(*(torch.empty((*shape, n, n), dtype=torch.uint8, device=device) for n in (TILE, 4, TILE, 4)))
 
 
 def _launch(unit: Unit, entry: str, fields: dict[str, Any], items: Any) -> None:
@@ -113,30 +155,29 @@ class _StoredTiles:
     pairs: int
 
 
-def _stored_tiles(f: BlackwellForward, bound: int) -> _StoredTiles:
+def _stored_tiles(schedule: DeviceSchedule, bound: int, device: Any) -> _StoredTiles:
     """Room for as many heads as fit the bound; their tiles of a pack are counted as if it were one document."""
     import torch
 
-    schedule, tiles = f.schedule, f.schedule.max_tiles
+    tiles = schedule.max_tiles
     pairs = tiles * (tiles + 1) // 2 if schedule.causal else tiles**2
     group = schedule.num_q_heads // schedule.num_kv_heads
     heads = min(schedule.num_kv_heads, bound // max(1, group * pairs * X_BYTES))
     if heads == 0:
         return _StoredTiles(None, None, schedule.num_kv_heads, pairs)
     count = heads * group * pairs
-    codes, scales = (torch.empty(count * n, dtype=torch.uint8, device=f.out.device) for n in (X_BYTES - 16, 16))
+    codes, scales = (torch.empty(count * n, dtype=torch.uint8, device=device) for n in (X_BYTES - 16, 16))
     return _StoredTiles(codes, scales, heads, pairs)
 
 
-def _totals(f: BlackwellForward, dim: int) -> Any:
+def _totals(schedule: DeviceSchedule, dim: int, device: Any) -> Any:
     """Room for the sums of dK and dV over the heads of a group, for each CTA; None for groups of one."""
     import torch
 
-    schedule = f.schedule
     if schedule.num_q_heads == schedule.num_kv_heads:
         return None
     ctas = min(schedule.backward.shape[0], MAX_CTAS)
-    return torch.empty(ctas * 2 * dim * TILE, dtype=torch.float32, device=f.out.device)
+    return torch.empty(ctas * 2 * dim * TILE, dtype=torch.float32, device=device)
 
 
 def _gradient(x: Any) -> dict[str, int]:
@@ -144,9 +185,11 @@ def _gradient(x: Any) -> dict[str, int]:
     return {"data": pointer(x), "token_stride": x.stride(0) * size, "head_stride": x.stride(1) * size}
 
 
-def _fields(f: BlackwellForward, rows: RowPass, softmax_scale: float, score_factor: float) -> dict[str, Any]:
-    """Fields of `structs.BLACKWELL_BACKWARD` that both kernels share."""
-    x, schedule = f.inputs, f.schedule
+def _fields(
+    inputs: QuantizedInputs, rows: RowPass, schedule: DeviceSchedule, softmax_scale: float, score_factor: float
+) -> dict[str, Any]:
+    """Fields of `structs.BLACKWELL_BACKWARD` that all kernels share."""
+    x = inputs
     q, k = (x.q, x.k) if x.q4 is None or x.k4 is None else (x.q4, x.k4)
     numbers = {"c": float(softmax_constant(softmax_scale)), "softmax_scale": float(softmax_scale)}
     usual = score_factor == 1 and all(low <= numbers[name] <= high for name, (low, high) in USUAL_CONSTANTS.items())
@@ -177,5 +220,4 @@ def _fields(f: BlackwellForward, rows: RowPass, softmax_scale: float, score_fact
         "usual": usual,
         "group": schedule.num_q_heads // schedule.num_kv_heads,
         "causal": schedule.causal,
-        "element": ELEMENTS[str(f.out.dtype)],
     }

@@ -1,61 +1,48 @@
-"""The Blackwell forward as a target: the kernels of one call, on a GPU of compute capability 10.0 or 10.3.
+"""The Blackwell kernels as a target: attention and its gradients, on a GPU of compute capability 10.0 or 10.3.
 
-It calls the kernels directly, certified or not, because its report is what certifies them. Everything comes from the
-kernels: what level 1 compares, and P and m_t of every tile by the forward's hooks. `simulator` needs no GPU.
+Everything comes from the kernels: what level 1 compares, and by their hooks P, m_t and dS of every tile. `simulator`
+needs no GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from flamia.conformance.calls import Array, Inputs, Results, TileKey
-from flamia.conformance.targets.base import PROMISES, Target, TargetUnavailableError, package_versions
-from flamia.conformance.targets.cuda import _operand_arrays, _schedules
-from flamia.conformance.targets.tensors import describe_device, to_numpy, to_torch
-from flamia.kernels.blackwell import RECIPES, BlackwellForward, attention_forward
-from flamia.kernels.nvrtc import load_nvrtc
+from flamia.conformance.targets.base import PROMISES, Target
+from flamia.conformance.targets.kernels import KernelTarget, call_arrays, require_gpu
+from flamia.conformance.targets.tensors import to_numpy, to_torch
+from flamia.kernels import blackwell, blackwell_backward
+from flamia.kernels.blackwell import RECIPES, BlackwellForward
+from flamia.kernels.blackwell_backward import BlackwellGradients
 from flamia.kernels.quantize import Nvfp4
-from flamia.kernels.registry import BLACKWELL_FORWARD, OPTIONS, QUANTIZE, SCHEDULE
-from flamia.kernels.schedule import NUM_TILES, build_schedule
+from flamia.kernels.registry import (
+    BLACKWELL_BACKWARD,
+    BLACKWELL_DQ,
+    BLACKWELL_FORWARD,
+    QUANTIZE,
+    ROW_PASS,
+    SCHEDULE,
+)
 from flamia.kernels.targets import SM_100A, SM_103A
 from flamia.reference.documents import iter_documents
 from flamia.reference.nvfp4 import head_scales
 from flamia.reference.recipes import Recipe, Scaling, get_recipe
 
-KERNELS = (SCHEDULE, QUANTIZE, BLACKWELL_FORWARD)
-"""Everything that one call launches."""
-
-GRADIENTS = {"suffix", "shift", "consistency"}
-"""Promises about gradients."""
+CHIPS = (SM_100A, SM_103A)
 
 
 def make_target(option: str, device: str) -> Target:
-    """The target on a CUDA device; ``"cpu"``, the suite's default, stands for the current one.
-
-    :raises TargetUnavailableError: in one sentence that says what is missing.
-    """
-    if not torch.cuda.is_available():
-        raise TargetUnavailableError("the Blackwell kernels cannot run here: PyTorch finds no CUDA device")
-    place = torch.device("cuda" if device == "cpu" else device)
-    index = torch.cuda.current_device() if place.index is None else place.index
-    capability = torch.cuda.get_device_capability(index)
-    if capability not in (SM_100A.compute_capability, SM_103A.compute_capability):
-        raise TargetUnavailableError(f"the Blackwell kernels need compute capability 10.0 or 10.3, got {capability}")
-    try:
-        import cupy  # noqa: F401
-    except ImportError as error:
-        raise TargetUnavailableError(f"the Blackwell kernels cannot run here: {error}") from error
-    return BlackwellTarget(f"cuda:{index}")
+    """The target on a CUDA device; see `kernels.require_gpu`."""
+    return BlackwellTarget(require_gpu("Blackwell", [chip.compute_capability for chip in CHIPS], device))
 
 
-class BlackwellTarget(Target):
-    """Attention of `flamia.kernels.blackwell`.
+class BlackwellTarget(KernelTarget):
+    """Attention of `flamia.kernels.blackwell` and `.blackwell_backward`.
 
     :param strict: wait where PTX promises no order.
     """
@@ -63,106 +50,151 @@ class BlackwellTarget(Target):
     name = "blackwell"
     recipe: Recipe | str = "mxfp8"
     profile = "blackwell"
-    bits = True
-    stages = True
-    backward = False
-    promises = frozenset(PROMISES) - GRADIENTS - {"graph"}
+    promises = frozenset(PROMISES)
+    kernels = (SCHEDULE, QUANTIZE, ROW_PASS, BLACKWELL_FORWARD, BLACKWELL_BACKWARD, BLACKWELL_DQ)
 
     def __init__(self, device: str, strict: bool = False) -> None:
-        self.device = device
+        super().__init__(device)
         self.strict = strict
 
-    @contextmanager
-    def launching(self) -> Iterator[str]:
-        """Where tensors go; kernels are launched inside."""
-        yield self.device
+    def attend(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        cu: torch.Tensor,
+        inputs: Inputs,
+        hooks: bool = False,
+    ) -> BlackwellForward:
+        """The forward.
+
+        :raises ValueError: for a recipe that the kernels do not have.
+        """
+        recipe = get_recipe(self.recipe)
+        if recipe.name not in RECIPES:
+            raise ValueError(f"recipe must be one of {RECIPES} for the Blackwell kernels, got {recipe.name!r}")
+        nvfp4, factor = make_nvfp4(recipe, inputs.head_counts, q.device)
+        return blackwell.attention_forward(
+            q,
+            k,
+            v,
+            cu,
+            recipe=recipe.name,
+            causal=inputs.causal,
+            softmax_scale=inputs.softmax_scale,
+            nvfp4=nvfp4,
+            score_factor=factor,
+            strict=self.strict,
+            hooks=hooks,
+        )
 
     def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False) -> Results:
         """One call.
 
         :raises TypeError, ValueError: for arguments that the kernels do not take.
         """
-        recipe = get_recipe(self.recipe)
-        if recipe.name not in RECIPES:
-            raise ValueError(f"recipe must be one of {RECIPES} for the Blackwell kernels, got {recipe.name!r}")
         with self.launching() as device:
             q, k, v, cu = (to_torch(x, device) for x in (inputs.q, inputs.k, inputs.v, inputs.cu_seqlens))
-            nvfp4, factor = _nvfp4(recipe, inputs.head_counts, device)
-            got = attention_forward(
-                q,
-                k,
-                v,
-                cu,
-                recipe=recipe.name,
-                causal=inputs.causal,
-                softmax_scale=inputs.softmax_scale,
-                nvfp4=nvfp4,
-                score_factor=factor,
-                strict=self.strict,
-                hooks=stages,
-            )
+            got = self.attend(q, k, v, cu, inputs, hooks=stages)
             got.schedule.check()
-            return _results(got, inputs, stages)
+            found = self._differentiate(to_torch(inputs.dout, device), got, inputs, stages) if backward else None
+            return _results(got, found, inputs, stages)
 
-    def plan(
-        self, cu_seqlens: NDArray[np.int64], heads: tuple[int, int], dim: int, causal: bool
-    ) -> Mapping[str, Array] | None:
-        """Tile offsets and schedules."""
-        schedule = build_schedule(to_torch(cu_seqlens, self.device), int(cu_seqlens[-1]), *heads, causal)
-        schedule.check()
-        return {"tile_offsets": to_numpy(schedule.tile_offsets), **dict(_schedules(schedule))}
-
-    def environment(self) -> dict[str, str]:
-        """Versions, device and compiler."""
-        compiler = {"compiler": "NVRTC {}.{}".format(*load_nvrtc().version)}
-        return super().environment() | package_versions("torch", "cupy-cuda13x") | compiler | self.describe()
-
-    def describe(self) -> dict[str, str]:
-        """The device."""
-        return describe_device(self.device)
-
-    def sources(self) -> dict[str, str]:
-        """Text of the kernels, by file, and the options they are compiled with."""
-        units = [kernel.units[0] for kernel in KERNELS]
-        found = {unit.kernel.source: unit.source() for unit in units}
-        for unit in units:
-            found |= unit.headers()
-        return found | {"options": " ".join(OPTIONS)}
+    def _differentiate(
+        self, dout: torch.Tensor, forward: BlackwellForward, inputs: Inputs, hooks: bool
+    ) -> BlackwellGradients:
+        recipe, f = get_recipe(self.recipe), forward
+        return blackwell_backward.attention_backward(
+            dout,
+            f.out,
+            f.m,
+            f.l,
+            f.inputs,
+            f.schedule,
+            inputs.head_dim**-0.5 if inputs.softmax_scale is None else inputs.softmax_scale,
+            recipe=recipe.name,
+            score_factor=score_factor(recipe),
+            strict=self.strict,
+            hooks=hooks,
+        )
 
 
-def _nvfp4(recipe: Recipe, heads: tuple[int, int], device: str) -> tuple[Nvfp4 | None, float]:
+def score_factor(recipe: Recipe) -> float:
+    """The product of the constant head scales of q and k; 1 where scores are not in NVFP4."""
+    if recipe.scores is not Scaling.NVFP4:
+        return 1.0
+    _, (decode,) = head_scales(recipe.head_scale, 1)
+    return float(np.float32(decode * decode))
+
+
+def make_nvfp4(recipe: Recipe, heads: tuple[int, int], device: Any) -> tuple[Nvfp4 | None, float]:
+    """How q and k are quantized to NVFP4 (None for other recipes), and `score_factor`. Nothing waits for the device."""
     if recipe.scores is not Scaling.NVFP4:
         return None, 1.0
-    scales = [np.ascontiguousarray(np.stack(head_scales(recipe.head_scale, n), axis=1)) for n in heads]
-    q, k = (to_torch(x, device) for x in scales)
-    return Nvfp4(q, k, recipe.hadamard), float(np.float32(scales[0][0, 1] * scales[1][0, 1]))
+    (encode,), (decode,) = head_scales(recipe.head_scale, 1)
+    q, k = (torch.empty((n, 2), dtype=torch.float32, device=device) for n in heads)
+    for x in (q, k):
+        x[:, 0], x[:, 1] = float(encode), float(decode)
+    return Nvfp4(q, k, recipe.hadamard), score_factor(recipe)
 
 
-def _results(got: BlackwellForward, inputs: Inputs, stages: bool) -> Results:
-    results = Results(to_numpy(got.out), to_numpy(got.lse))
-    if not stages:
-        return results
-    x, tiles = got.inputs, int(got.schedule.status[NUM_TILES])
-    operands: dict[str, Any] = {"v": x.v, "v1": x.v1}
-    operands |= {"q": x.q, "k": x.k} if x.q4 is None else {"q_tokens": x.q, "k_tokens": x.k, "q": x.q4, "k": x.k4}
-    arrays = {"m": to_numpy(got.m), "l": to_numpy(got.l), **dict(_schedules(got.schedule))}
-    for role, operand in operands.items():
-        arrays.update(_operand_arrays(role, operand, tiles))
-    return Results(results.out, results.lse, arrays=arrays, tiles=_stage_tiles(got, inputs))
+def _results(got: BlackwellForward, gradients: BlackwellGradients | None, inputs: Inputs, stages: bool) -> Results:
+    g = gradients
+    dq, dk, dv = (None, None, None) if g is None else (to_numpy(x) for x in (g.dq, g.dk, g.dv))
+    arrays: dict[str, Array] = {}
+    tiles: dict[str, dict[TileKey, Array]] = {}
+    if stages:
+        arrays = call_arrays(got, got.inputs, None if g is None else g.rows.dout)
+        tiles = _forward_tiles(got, inputs)
+        if g is not None:
+            arrays["delta"] = _by_token(to_numpy(g.rows.delta), inputs)
+            tiles |= _backward_tiles(g, inputs)
+    return Results(to_numpy(got.out), to_numpy(got.lse), dq, dk, dv, arrays=arrays, tiles=tiles)
 
 
-def _stage_tiles(got: BlackwellForward, inputs: Inputs) -> dict[str, dict[TileKey, Array]]:
-    """P and m_t by tile, as Note [Stages] has them."""
-    assert got.stages is not None
-    p, top = to_numpy(got.stages.p), to_numpy(got.stages.top)
-    found: dict[str, dict[TileKey, Array]] = {"forward.p": {}, "forward.p_top": {}}
+def _tile_pairs(inputs: Inputs) -> Iterator[tuple[TileKey, int]]:
+    """Every tile, and the first tile of its document in the pack."""
     first = 0
     for document in iter_documents(inputs.cu_seqlens):
         for query_tile in range(document.tiles):
             for key_tile in range(query_tile + 1 if inputs.causal else document.tiles):
                 for head in range(inputs.head_counts[0]):
-                    key = (document.index, head, query_tile, key_tile)
-                    found["forward.p"][key] = p[head, first + query_tile, key_tile].T
-                    found["forward.p_top"][key] = top[head, first + query_tile, key_tile]
+                    yield (document.index, head, query_tile, key_tile), first
         first += document.tiles
+
+
+def _forward_tiles(got: BlackwellForward, inputs: Inputs) -> dict[str, dict[TileKey, Array]]:
+    """P and m_t by tile, as Note [Stages] has them."""
+    assert got.stages is not None
+    p, top = to_numpy(got.stages.p), to_numpy(got.stages.top)
+    found: dict[str, dict[TileKey, Array]] = {"forward.p": {}, "forward.p_top": {}}
+    for key, first in _tile_pairs(inputs):
+        _, head, query_tile, key_tile = key
+        found["forward.p"][key] = p[head, first + query_tile, key_tile].T
+        found["forward.p_top"][key] = top[head, first + query_tile, key_tile]
     return found
+
+
+def _backward_tiles(got: BlackwellGradients, inputs: Inputs) -> dict[str, dict[TileKey, Array]]:
+    """P and dS by tile, likewise."""
+    assert got.stages is not None
+    names = {"p": "p", "p_scale": "p_scale", "ds": "x", "ds_scale": "x_scale"}
+    arrays = {name: to_numpy(getattr(got.stages, ours)) for name, ours in names.items()}
+    found: dict[str, dict[TileKey, Array]] = {f"backward.{name}": {} for name in names}
+    for key, first in _tile_pairs(inputs):
+        _, head, query_tile, key_tile = key
+        at = head, first + key_tile, query_tile - (key_tile if inputs.causal else 0)
+        for name, x in arrays.items():
+            found[f"backward.{name}"][key] = x[at]
+    return found
+
+
+def _by_token(x: Array, inputs: Inputs) -> Array:
+    """``(H, tiles, 128)`` as ``(H, T)``; 0 in padding rows."""
+    out = np.zeros((x.shape[0], inputs.total), x.dtype)
+    first = 0
+    for document in iter_documents(inputs.cu_seqlens):
+        start, stop = int(inputs.cu_seqlens[document.index]), int(inputs.cu_seqlens[document.index + 1])
+        out[:, start:stop] = x[:, first : first + document.tiles].reshape(x.shape[0], -1)[:, : stop - start]
+        first += document.tiles
+    return out

@@ -5,7 +5,7 @@ It computes no attention. What the backward's pre-pass needs of the forward (out
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from flamia.conformance.calls import Array, Inputs, Results
 from flamia.conformance.stages import ReferenceEngine
 from flamia.conformance.targets.base import Target, TargetUnavailableError, package_versions
+from flamia.conformance.targets.kernels import kernel_sources, operand_arrays, schedule_arrays
 from flamia.conformance.targets.tensors import describe_device, to_numpy, to_torch
 from flamia.kernels.quantize import Nvfp4, Nvfp4Tiles, TokenTiles, quantize_qkv, row_pass
 from flamia.kernels.registry import QUANTIZE, ROW_PASS, SCHEDULE
-from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, NUM_TILES, DeviceSchedule, build_schedule
+from flamia.kernels.schedule import NUM_TILES, DeviceSchedule, build_schedule
 from flamia.kernels.targets import target_for
 from flamia.reference.nvfp4 import head_scales
 from flamia.reference.recipes import MXFP8, Recipe, Scaling, get_recipe
@@ -72,13 +73,13 @@ class CudaTarget(Target):
         operands: dict[str, TokenTiles | Nvfp4Tiles | None] = {"v": got.v, "v1": got.v1}
         operands |= {"q_tokens": got.q, "k_tokens": got.k} if scores else {"q": got.q, "k": got.k}
         operands |= {"q": got.q4, "k": got.k4} if scores else {}
-        arrays = dict(_schedules(schedule))
+        arrays = dict(schedule_arrays(schedule))
         if backward:
             rows = self._row_pass(inputs, recipe, schedule)
             operands["dout"] = rows.dout
         tiles = int(schedule.status[NUM_TILES])
         for role, operand in operands.items():
-            arrays.update(_operand_arrays(role, operand, tiles))
+            arrays.update(operand_arrays(role, operand, tiles))
         return Results(np.full(inputs.q.shape, np.nan, np.float32), arrays=arrays)
 
     def plan(
@@ -86,7 +87,7 @@ class CudaTarget(Target):
     ) -> Mapping[str, Array]:
         """Tile offsets and schedules."""
         schedule = self._schedule(cu_seqlens, int(cu_seqlens[-1]), heads, causal)
-        return {"tile_offsets": to_numpy(schedule.tile_offsets), **dict(_schedules(schedule))}
+        return {"tile_offsets": to_numpy(schedule.tile_offsets), **dict(schedule_arrays(schedule))}
 
     def environment(self) -> dict[str, str]:
         """Versions, device and compiler."""
@@ -96,11 +97,8 @@ class CudaTarget(Target):
         return super().environment() | package_versions("torch") | compiler | describe_device(self.device)
 
     def sources(self) -> dict[str, str]:
-        """Text of the kernels, by file."""
-        units = [kernel.units[0] for kernel in (SCHEDULE, QUANTIZE, ROW_PASS)]
-        return {unit.kernel.source: unit.source() for unit in units} | {
-            name: text for unit in units for name, text in unit.headers().items()
-        }
+        """Text of the kernels, by file, and the compiler's options."""
+        return kernel_sources((SCHEDULE, QUANTIZE, ROW_PASS))
 
     def _schedule(
         self, cu_seqlens: NDArray[np.int64], total: int, heads: tuple[int, int], causal: bool
@@ -145,22 +143,3 @@ def _check_recipe(recipe: Recipe) -> None:
         if got not in allowed:
             names = [getattr(x, "name", x) for x in allowed]
             raise ValueError(f"recipe.{field} must be one of {names} for the kernels, got {getattr(got, 'name', got)}")
-
-
-def _schedules(schedule: DeviceSchedule) -> Iterator[tuple[str, Array]]:
-    for name, items, count in (
-        ("forward", schedule.forward, NUM_FORWARD),
-        ("backward", schedule.backward, NUM_BACKWARD),
-    ):
-        yield f"schedule.{name}", to_numpy(items[: int(schedule.status[count])]).astype(np.int64)
-
-
-def _operand_arrays(role: str, operand: TokenTiles | Nvfp4Tiles | None, tiles: int) -> Iterator[tuple[str, Array]]:
-    """The tiles in use, named as in Note [Stages]."""
-    if operand is None:
-        return
-    yield f"{role}.payload_tiles", to_numpy(operand.payload[:, :tiles])
-    yield f"{role}.scale_tiles", to_numpy(operand.scales[:, :tiles])
-    tokens = operand.token_scales if isinstance(operand, TokenTiles) else None
-    if tokens is not None:
-        yield f"{role}.scale_tiles_tokens", to_numpy(tokens[:, :tiles])

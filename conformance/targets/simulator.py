@@ -1,4 +1,4 @@
-"""The kernels on the simulator as a target: schedule, quantization and the Blackwell forward, with no GPU.
+"""The kernels on the simulator as a target: everything that one call on Blackwell launches, with no GPU.
 
 The host code is that of a call on a GPU, up to the launch: see `flamia.conformance.simulator.host`.
 """
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
-from flamia.conformance.calls import Array
+from flamia.conformance.calls import Array, Inputs, Results
 from flamia.conformance.simulator.host import simulated_device
 from flamia.conformance.targets.base import Target, TargetUnavailableError
 from flamia.conformance.targets.blackwell import BlackwellTarget
@@ -34,7 +34,7 @@ def make_target(option: str, device: str) -> Target:
 
 
 class SimulatorTarget(BlackwellTarget):
-    """Attention of `flamia.kernels.blackwell` on the simulator.
+    """Attention of the Blackwell kernels on the simulator.
 
     :param chip: for which the kernels are built.
     :param seed: of the order of warps and the delays of asynchronous operations; each call takes the next one.
@@ -58,6 +58,14 @@ class SimulatorTarget(BlackwellTarget):
     ) -> Mapping[str, Array] | None:
         """Nothing: documents of any size would take the simulator too long."""
         return None
+
+    def replay(self, first: Inputs, second: Inputs) -> Results | None:
+        """Nothing: there is no graph to capture."""
+        return None
+
+    def is_alive(self) -> bool:
+        """Always: each call has a device of its own."""
+        return True
 
     def describe(self) -> dict[str, str]:
         """The simulated chip."""

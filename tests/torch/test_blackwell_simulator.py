@@ -3,6 +3,7 @@
 import pytest
 
 from flamia.conformance import resolve_target, run
+from flamia.conformance.targets import PROMISES
 
 pytest.importorskip("torch")
 
@@ -19,9 +20,21 @@ def test_a_case_passes_levels_1_2_and_5(target: str, recipe: str, case: str) -> 
     assert report.environment["device"] == f"simulated {target.split(':')[1]}"
 
 
-def test_gradients_are_not_claimed() -> None:
+def test_gradients_and_the_promises_about_them_are_claimed() -> None:
     target = resolve_target("simulator:sm_100a")
-    assert not target.backward and "suffix" not in target.promises and "leak" in target.promises
+    assert target.backward and target.promises == frozenset(PROMISES)
+    report = run(target, levels=[3], cases=["extremes/nan_in_k"])
+    assert [r.message for r in report.failures()] == []
+    (result,) = report.results
+    # delta; P, dS and their scales for four heads and the five tiles of three documents; dQ, dK and dV
+    assert result.status == "passed" and result.numbers["stages"] == 1 + 4 * 4 * 5 + 3
+
+
+def test_the_backwards_p_is_the_forwards() -> None:
+    report = run("simulator:sm_103a", levels=[4], cases=["values/rising_logits"], promises=["consistency"])
+    (result,) = (r for r in report.results if r.check == "consistency")
+    assert result.status == "passed", result.message
+    assert result.numbers["compared"] > 1000
 
 
 def test_another_recipe_is_refused() -> None:
