@@ -55,6 +55,8 @@ class AttentionKernel:
         ``saved`` is a list of tensors.
     :param backward: ``(dout, out, m, l, cu_seqlens, saved, kv_heads, recipe, causal, softmax_scale) -> (dq, dk, dv)``.
     :param empty_saved: ``(q, k, v, cu_seqlens, recipe, causal) -> saved``, uninitialised, for tracing.
+    :param checks_documents: whether ``forward`` itself makes a device-side assertion of an illegal ``cu_seqlens``, and
+        computes nothing from it; without it the operator checks first, in about ten launches.
     """
 
     name: str
@@ -66,6 +68,7 @@ class AttentionKernel:
     forward: Callable[..., Any]
     backward: Callable[..., Any]
     empty_saved: Callable[..., Any]
+    checks_documents: bool = False
 
     def serves(self, request: Request) -> bool:
         """Whether this kernel computes what is asked for, on that chip."""
@@ -78,6 +81,7 @@ class AttentionKernel:
 
 
 _table: dict[str, tuple[AttentionKernel, Certificate]] = {}
+_refusals: dict[str, str] = {}
 
 
 def register(kernel: AttentionKernel, folders: Iterable[Path] | None = None) -> Certificate:
@@ -96,6 +100,16 @@ def register(kernel: AttentionKernel, folders: Iterable[Path] | None = None) -> 
         raise NoCertifiedKernel(f"{error}; run `flamia conform --target {kernel.name} --certify`") from error
     _table[kernel.name] = kernel, certificate
     return certificate
+
+
+def refuse(name: str, reason: str) -> None:
+    """Keep why a kernel of this release is not in the table, for ``flamia doctor``."""
+    _refusals[name] = reason
+
+
+def refusals() -> dict[str, str]:
+    """What `refuse` was told of kernels that are still not in the table, by name."""
+    return {name: reason for name, reason in _refusals.items() if name not in _table}
 
 
 def unregister(name: str) -> None:

@@ -225,8 +225,13 @@ def examine_certificates(gpus: list[Gpu]) -> Iterator[Finding]:
         for index in range(cuda.device_count()):
             register_kernels(index)
     rows = dispatch.certified_kernels()
-    for kernel, _ in rows:
-        yield Finding("flamia.attention", OK, f"CUDA tensors: {kernel.name}, recipes {', '.join(kernel.recipes)}")
+    for kernel, certificate in rows:
+        i, dims = certificate.identity, " or ".join(map(str, kernel.head_dims))
+        text = f"CUDA tensors: kernel {kernel.name}, certified on {i.chip} with {i.compiler} at {certificate.date[:10]}"
+        text += f"; recipe {', '.join(kernel.recipes)}, head_dim {dims}, {', '.join(kernel.dtypes)}"
+        yield Finding("flamia.attention", OK, text)
+    for name, reason in dispatch.refusals().items():
+        yield Finding(f"kernel {name}", MISSING, f"not certified here: {reason}")
     if not rows:
         fix = "pass backend='reference' to compute on the CPU, slowly" if gpus else ""
         if any(gpu.capability == HOPPER for gpu in gpus):

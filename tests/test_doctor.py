@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flamia import doctor
+from flamia import dispatch, doctor
 from flamia.conformance.certificates import Certificate, Identity, write_certificate
 from flamia.conformance.results import LEVELS, SUITE_VERSION
 from flamia.kernels import nvrtc
@@ -168,6 +168,29 @@ def test_certificates_are_listed(machine, tmp_path):
     states = {f.state: f for f in findings}
     assert "hopper-forward on NVIDIA H200: levels 0, 1, 2, 3, 4, 5" in states[doctor.NOTE].text
     assert states[doctor.BROKEN].fix == f"remove {tmp_path / 'spoiled.json'}"
+
+
+def test_kernels_are_listed_with_their_certificate_or_the_reason_for_its_lack(machine, tmp_path, monkeypatch):
+    machine([H200])
+    monkeypatch.setattr(dispatch, "_table", {})
+    monkeypatch.setattr(dispatch, "_refusals", {})
+    identity = Identity("hopper", "mxfp8", "hopper", "0" * 64, "NVIDIA H200", "9.0", "NVRTC 13.0")
+    made = Certificate(identity, SUITE_VERSION, tuple(LEVELS), "full", 1, "2025-01-31T00:00:00+00:00", {})
+    dtypes = ("bfloat16", "float32")
+    row = dispatch.AttentionKernel("hopper", identity, (9, 0), ("mxfp8",), (64, 128), dtypes, print, print, print)
+    dispatch.refuse("hopper", "it has no certificate")
+    dispatch.refuse("other", "the source has changed")
+    write_certificate(made, tmp_path)
+    dispatch.register(row)
+    findings = list(doctor.examine_certificates([]))
+    served = find(findings, "flamia.attention")
+    assert (served.state, served.text) == (
+        doctor.OK,
+        "CUDA tensors: kernel hopper, certified on NVIDIA H200 with NVRTC 13.0 at 2025-01-31; recipe mxfp8, head_dim "
+        "64 or 128, bfloat16, float32",
+    )
+    assert find(findings, "kernel other").text == "not certified here: the source has changed"
+    assert [f.subject for f in findings].count("kernel hopper") == 0
 
 
 # ---- without PyTorch ---------------------------------------------------------------------------------------

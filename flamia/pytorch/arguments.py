@@ -110,18 +110,21 @@ def check_cu_seqlens(cu_seqlens: object, device: torch.device, name: str) -> Non
         raise ValueError(f"{name} must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}")
 
 
-def assert_documents(cu_seqlens: Tensor, total: int, max_seqlen: int | None = None) -> None:
+def assert_documents(cu_seqlens: Tensor, total: int) -> None:
     """Check what ``cu_seqlens`` holds where it lies, without waiting for the device.
 
     On a GPU a violation is a device-side assertion: the next call that waits for the device raises, with this text on
-    stderr. On the CPU it raises at once.
+    stderr. On the CPU it raises at once. These are about ten small launches; a kernel that builds a schedule knows
+    already, and asserts in one (`flamia.dispatch.AttentionKernel`, ``checks_documents``).
     """
-    lengths = cu_seqlens.diff()
-    legal = (cu_seqlens[0] == 0) & (lengths >= 0).all() & (cu_seqlens[-1] <= total)
+    legal = (cu_seqlens[0] == 0) & (cu_seqlens.diff() >= 0).all() & (cu_seqlens[-1] <= total)
     torch._assert_async(legal, f"cu_seqlens must start at 0, never decrease, and end at or before T = {total}")
-    if max_seqlen is not None:
-        short = (lengths <= max_seqlen).all()
-        torch._assert_async(short, f"max_seqlen must be at least the longest document of cu_seqlens, got {max_seqlen}")
+
+
+def assert_longest(cu_seqlens: Tensor, max_seqlen: int) -> None:
+    """Check that no document is longer than ``max_seqlen``, where `cu_seqlens` lies, as in `assert_documents`."""
+    short = (cu_seqlens.diff() <= max_seqlen).all()
+    torch._assert_async(short, f"max_seqlen must be at least the longest document of cu_seqlens, got {max_seqlen}")
 
 
 def assert_equal_documents(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> None:

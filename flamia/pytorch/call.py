@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -103,6 +104,9 @@ def find_kernel(recipe: str, head_dim: int, dtype: torch.dtype, causal: bool, de
     return dispatch.find(request).name
 
 
+ROWS = {(9, 0): "flamia.pytorch.hopper"}
+"""Compute capability -> the module whose ``make_kernel(device)`` makes the row ``NAME`` of `flamia.dispatch`."""
+
 _registered: set[int] = set()
 
 
@@ -112,16 +116,19 @@ def register_kernels(device: int | None) -> None:
     if index in _registered:
         return
     _registered.add(index)
-    if torch.cuda.get_device_capability(index) != (9, 0):
+    module = ROWS.get(torch.cuda.get_device_capability(index))
+    if module is None:
         return
+    name = module.rpartition(".")[2]
     try:
-        from flamia.pytorch.hopper import NAME, make_kernel
-
-        if NAME not in (kernel.name for kernel, _ in dispatch.certified_kernels()):
-            dispatch.register(make_kernel(index))
+        row = import_module(module)
+        name = row.NAME
+        if name not in (kernel.name for kernel, _ in dispatch.certified_kernels()):
+            dispatch.register(row.make_kernel(index))
     except (dispatch.NoCertifiedKernel, ImportError, RuntimeError) as error:
         # The call that finds no kernel says what to run; a kernel that cannot be compiled here is no kernel.
-        _LOG.info("no Hopper kernel: %s", error)
+        _LOG.info("no kernel %s: %s", name, error)
+        dispatch.refuse(name, str(error))
 
 
 _constant: Any = torch.compiler.assume_constant_result

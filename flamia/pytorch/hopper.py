@@ -39,6 +39,7 @@ def make_kernel(device: int) -> AttentionKernel:
         forward=forward,
         backward=backward,
         empty_saved=empty_saved,
+        checks_documents=True,
     )
 
 
@@ -52,6 +53,7 @@ def forward(
     got = attention_forward(
         q, k, v, cu_seqlens, recipe=recipe.name, causal=causal, softmax_scale=softmax_scale, backward=False
     )
+    got.schedule.assert_legal()
     x = got.inputs
     assert isinstance(x, QuantizedInputs)
     saved = [x.q.payload, x.q.exponents, x.k.payload, x.k.exponents, x.v.payload, x.v.scales]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flamia import dispatch
 from flamia.pytorch import cpu
-from flamia.pytorch.arguments import assert_documents
+from flamia.pytorch.arguments import assert_documents, assert_longest
 from flamia.pytorch.recipe_text import decode_recipe
 from flamia.pytorch.saved import empty_operands
 
@@ -58,10 +58,13 @@ def _forward(
         profile = implementation.partition(":")[2]
         return cpu.forward(q, k, v, cu_seqlens, max_seqlen, chosen, causal, softmax_scale, profile)
     kernel = dispatch.get_kernel(implementation)
-    assert_documents(cu_seqlens, q.shape[0], max_seqlen)
+    if not kernel.checks_documents:
+        assert_documents(cu_seqlens, q.shape[0])
     result: tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]] = kernel.forward(
         q, k, v, cu_seqlens, chosen, causal, _scale(softmax_scale, q)
     )
+    if max_seqlen is not None:  # no kernel reads it, so this need not come first
+        assert_longest(cu_seqlens, max_seqlen)
     return result
 
 

@@ -145,7 +145,9 @@ def test_other_devices_are_refused():
 
 @pytest.fixture
 def cuda_device(monkeypatch):
-    """A q that says it is on an H200."""
+    """A q that says it is on an H200 of which no kernel is known yet."""
+    monkeypatch.setattr(dispatch, "_table", {})
+    monkeypatch.setattr(call, "_registered", {0})
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
 
@@ -187,16 +189,12 @@ def test_a_certified_kernel_is_chosen_for_its_recipe_only(cuda_device, tmp_path)
     ]
     for kernel in (*others, row("hopper")):
         dispatch.register(kernel, [tmp_path])
-    try:
-        derived = dataclasses.replace(flamia.recipes.MXFP8, p_exponent=7)
-        for recipe in ("mxfp8", flamia.recipes.MXFP8):
-            assert call.choose_implementation(cuda_device, recipe, True, "auto") == "hopper"
-        with pytest.raises(dispatch.NoCertifiedKernel, match=r"'mxfp8 \(derived\)'"):
-            call.choose_implementation(cuda_device, derived, True, "auto")
-        assert call.choose_implementation(cuda_device, "mxfp8", True, "reference") == "reference:ideal"
-    finally:
-        for kernel, _ in dispatch.certified_kernels():
-            dispatch.unregister(kernel.name)
+    derived = dataclasses.replace(flamia.recipes.MXFP8, p_exponent=7)
+    for recipe in ("mxfp8", flamia.recipes.MXFP8):
+        assert call.choose_implementation(cuda_device, recipe, True, "auto") == "hopper"
+    with pytest.raises(dispatch.NoCertifiedKernel, match=r"'mxfp8 \(derived\)'"):
+        call.choose_implementation(cuda_device, derived, True, "auto")
+    assert call.choose_implementation(cuda_device, "mxfp8", True, "reference") == "reference:ideal"
 
 
 def test_the_table_takes_certified_kernels_only(tmp_path):
@@ -217,3 +215,17 @@ def test_the_table_takes_certified_kernels_only(tmp_path):
         dispatch.get_kernel("x")
     with pytest.raises(ValueError, match="name must not start with 'reference'"):
         dispatch.register(dataclasses.replace(row, name="reference:x"), [tmp_path])
+
+
+def test_why_a_kernel_was_not_registered_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("FLAMIA_CERTIFICATE_DIR", str(tmp_path))
+    monkeypatch.setattr(dispatch, "_table", {})
+    monkeypatch.setattr(dispatch, "_refusals", {})
+    monkeypatch.setattr(call, "_registered", set())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("flamia.pytorch.hopper.make_kernel", lambda device: row)
+    write_certificate(certified("hopper"), tmp_path)
+    changed = dataclasses.replace(certified("hopper").identity, source_hash="1" * 64)
+    row = dispatch.AttentionKernel("hopper", changed, (9, 0), ("mxfp8",), (64,), ("bfloat16",), print, print, print)
+    call.register_kernels(0)
+    assert "the source has changed" in dispatch.refusals()["hopper"]

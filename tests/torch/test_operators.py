@@ -225,9 +225,25 @@ def test_documents_of_a_kernel_are_checked_on_the_device(kernel, boundaries, lon
         forward_op(q, k, v, torch.tensor(boundaries), longest, "mxfp8", True, None, kernel.name)
 
 
+def test_a_kernel_that_checks_documents_is_not_checked_twice(kernel, monkeypatch):
+    calls = []
+    monkeypatch.setattr("flamia.pytorch.operators.assert_documents", lambda *_: calls.append("boundaries"))
+    monkeypatch.setattr("flamia.pytorch.operators.assert_longest", lambda *_: calls.append("longest"))
+    q, k, v, _ = random_qkv(total=70)
+    rest = ("mxfp8", True, None, kernel.name)
+    forward_op(q, k, v, torch.tensor([0, 70]), None, *rest)
+    assert calls == ["boundaries"]
+    certificate = dispatch._table[kernel.name][1]
+    monkeypatch.setitem(dispatch._table, kernel.name, (dataclasses.replace(kernel, checks_documents=True), certificate))
+    forward_op(q, k, v, torch.tensor([0, 70]), None, *rest)
+    forward_op(q, k, v, torch.tensor([0, 70]), 70, *rest)
+    assert calls == ["boundaries", "longest"]
+
+
 def test_checking_documents_on_the_device_waits_for_nothing():
     """No operator of the check returns a Python number: it can be traced without data."""
-    from flamia.pytorch.arguments import assert_documents
+    from flamia.pytorch.arguments import assert_documents, assert_longest
 
     with torch._subclasses.FakeTensorMode():
-        assert_documents(torch.empty(5, dtype=torch.int32), 70, 40)
+        assert_documents(torch.empty(5, dtype=torch.int32), 70)
+        assert_longest(torch.empty(5, dtype=torch.int32), 40)
