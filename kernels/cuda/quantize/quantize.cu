@@ -41,9 +41,8 @@ constexpr int D = R::D;
 constexpr int PAYLOAD_BYTES = layout::TILE * D;
 constexpr int SCALE_BYTES = (D + 127) / 128 * layout::SCALE_TILE_BYTES;
 
-// CTAs per multiprocessor, by their shared memory; this bounds the registers. NVFP4 needs more of them.
+// CTAs per multiprocessor, by their shared memory; this bounds the registers.
 constexpr int CTAS = R::TOKEN_BYTES <= 128 ? 4 : R::TOKEN_BYTES <= 256 ? 3 : 1;
-constexpr int NVFP4_CTAS = CTAS < 3 ? CTAS : 3;
 extern "C" __constant__ const int quantize_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 extern "C" __constant__ const int quantize_nvfp4_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 
@@ -202,7 +201,7 @@ extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) quantize(const __
 }
 
 // The same where a job asks for NVFP4, which none does for a D that it has no tiles for.
-extern "C" __global__ void __launch_bounds__(R::THREADS, NVFP4_CTAS)
+extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS)
     quantize_nvfp4(const __grid_constant__ QuantizeParams p) {
   quantize_all<nvfp4::AVAILABLE<D>>(p);
 }
