@@ -96,7 +96,10 @@ def attention_forward(
         raise ValueError(f"recipe must be one of {RECIPES} on Blackwell, got {recipe!r}")
     if (nvfp4 is not None) != (recipe == "nvfp4_fp8"):
         raise ValueError(f"nvfp4 must be given for the recipe nvfp4_fp8, exactly; got {nvfp4!r} for {recipe!r}")
+    if not 0 < score_factor < math.inf:
+        raise ValueError(f"score_factor must be positive and finite, got {score_factor!r}")
     check_tokens("q", q)
+    check_tokens("k", k, like=q)
     scale = check_softmax_scale(softmax_scale, q.shape[2])
     if q.shape[2] not in HEAD_DIMS:
         raise ValueError(f"q must have a head_dim of {HEAD_DIMS} on Blackwell, got {q.shape[2]}")

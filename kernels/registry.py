@@ -82,6 +82,7 @@ class Kernel:
     :param summary: one line for tables.
     :param source: path under `SOURCES`.
     :param params: bytes of the struct that each entry takes by value, checked by the source.
+    :param seconds: about what one core takes to compile a unit, so that the longest can be started first.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Kernel:
     entries: tuple[Entry, ...]
     parameters: tuple[Parameter, ...] = ()
     targets: tuple[Target, ...] = TARGETS
+    seconds: float = 0.5
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -108,7 +110,7 @@ class Kernel:
             value = values.pop(p.label)
             if not p.accepts(value):
                 further = f" or a multiple of {p.any_multiple_of} up to {p.maximum}" if p.any_multiple_of else ""
-                raise ValueError(f"{p.label} must be one of {p.values}{further}, got {value!r}")
+                raise ValueError(f"{p.label} must be one of {p.values + p.also}{further}, got {value!r}")
             chosen.append(value)
         if values:
             raise ValueError(f"{self.name} has no parameter {sorted(values)}")
@@ -257,6 +259,7 @@ HOPPER_FORWARD = Kernel(
     entries=(Entry("attention_forward", threads=(384,), max_registers=168),),
     parameters=(RECIPE, HOPPER_DIM),
     targets=(SM_90A,),
+    seconds=6.0,
 )
 
 HOPPER_BACKWARD_COLUMNS = Kernel(
@@ -277,6 +280,7 @@ HOPPER_BACKWARD_KEYS = Kernel(
     entries=(Entry("backward_keys", threads=(384,), max_registers=168),),
     parameters=(ELEMENT, HOPPER_DIM),
     targets=(SM_90A,),
+    seconds=1.0,
 )
 
 HOPPER_BACKWARD_QUERIES = Kernel(
@@ -303,6 +307,7 @@ BLACKWELL_FORWARD = Kernel(
         Parameter("HOOKS", "hooks", (0,), also=(1,)),
     ),
     targets=(SM_100A, SM_103A),
+    seconds=0.8,
 )
 
 BLACKWELL_BACKWARD = Kernel(
@@ -320,6 +325,7 @@ BLACKWELL_BACKWARD = Kernel(
         Parameter("HOOKS", "hooks", (0,), also=(1,)),
     ),
     targets=(SM_100A, SM_103A),
+    seconds=1.5,
 )
 
 BLACKWELL_DQ = Kernel(
@@ -355,20 +361,35 @@ def get_kernel(name: str) -> Kernel:
 
 
 def find_units(names: list[str] | tuple[str, ...] = ()) -> tuple[Unit, ...]:
-    """Released units by the names of units or of kernels; all of them for no names.
+    """Units by name; all released ones for no names.
 
-    :raises ValueError: for a name that is neither.
+    A name is that of a kernel, for its released units; or of a unit, released or not (``quantize[bf16,d96]``). A
+    ``*`` stands for any characters (``blackwell_*``), and finds released units.
+
+    :raises ValueError: for a name that is none of these.
     """
     everything = tuple(u for k in KERNELS for u in k.units)
     if not names:
         return everything
     out: list[Unit] = []
     for name in names:
-        chosen = [u for u in everything if name in (u.name, u.kernel.name)]
-        if not chosen:
-            raise ValueError(
-                f"kernel must be one of {[k.name for k in KERNELS]} or a unit such as {everything[1].name!r}, "
-                f"got {name!r}"
-            )
-        out += [u for u in chosen if u not in out]
+        pattern = re.compile(re.escape(name).replace(r"\*", ".*"))
+        chosen = [u for u in everything if pattern.fullmatch(u.name) or pattern.fullmatch(u.kernel.name)]
+        out += [u for u in chosen or [_parse_unit(name)] if u not in out]
     return tuple(out)
+
+
+def _parse_unit(name: str) -> Unit:
+    """The unit of that name, see `Unit.name`."""
+    kernel_name, bracket, labels = name.partition("[")
+    kernel = next((k for k in KERNELS if k.name == kernel_name), None)
+    texts = labels.removesuffix("]").split(",")
+    if kernel is None or not bracket or not labels.endswith("]") or len(texts) != len(kernel.parameters):
+        example = next(u.name for k in KERNELS for u in k.units if u.values)
+        raise ValueError(f"kernel must be one of {[k.name for k in KERNELS]} or a unit such as {example!r}, got {name!r}")
+    values: dict[str, int | str] = {}
+    for p, text in zip(kernel.parameters, texts, strict=True):
+        number = text.removeprefix(p.label[0])
+        is_number = isinstance(p.values[0], int) and number != text and number.isdecimal()
+        values[p.label] = int(number) if is_number else text
+    return kernel.unit(**values)

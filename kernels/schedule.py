@@ -94,12 +94,16 @@ def build_schedule(
     """
     import torch
 
+    if not isinstance(cu_seqlens, torch.Tensor):
+        raise TypeError(f"cu_seqlens must be a torch.Tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"cu_seqlens must be int32 or int64, got {cu_seqlens.dtype}")
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:
         raise ValueError(f"cu_seqlens must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device.type != "cuda":
         raise ValueError(f"cu_seqlens must be on a CUDA device, got {cu_seqlens.device}")
+    if not isinstance(causal, bool):
+        raise TypeError(f"causal must be a bool, got {causal!r}")
     if not 0 <= num_tokens <= MAX_TOKENS:
         raise ValueError(f"num_tokens must be 0..{MAX_TOKENS}, got {num_tokens}")
     if num_kv_heads < 1 or num_q_heads % num_kv_heads or num_q_heads < 1:
