@@ -3,8 +3,8 @@
 A kernel enters the table with `register`, which looks for a valid certificate: a record that this source, compiled by
 this compiler, passed every level of the conformance suite on this chip (`flamia.conformance.certificates`). Nothing
 else is ever launched: where no row of the table fits, `find` raises `NoCertifiedKernel`, whose one sentence says what
-is missing and what to run. In this release `flamia.pytorch.hopper` registers the kernels for compute capability 9.0, at
-the first call with CUDA tensors.
+is missing and what to run. In this release `flamia.pytorch.hopper` registers the kernels for compute capability 9.0 and
+`flamia.pytorch.blackwell` those for 10.0 and 10.3, at the first call with CUDA tensors.
 
 This module imports neither PyTorch nor CuPy, so that ``flamia doctor`` can list the table without them.
 """
@@ -97,7 +97,9 @@ def register(kernel: AttentionKernel, folders: Iterable[Path] | None = None) -> 
     try:
         certificate = find_valid(kernel.identity, LEVELS, folders)
     except LookupError as error:
-        raise NoCertifiedKernel(f"{error}; run `flamia conform --target {kernel.name} --certify`") from error
+        i = kernel.identity
+        command = f"flamia conform --target {i.kernel} --recipe {i.recipe} --certify"
+        raise NoCertifiedKernel(f"{error}; run `{command}`") from error
     _table[kernel.name] = kernel, certificate
     return certificate
 

@@ -34,8 +34,11 @@ class Finding:
     fix: str = ""
 
 
-HOPPER = (9, 0)
-"""Compute capability of the chip that has attention kernels to certify."""
+CERTIFY = {
+    capability: f"flamia conform --target {target} --certify"
+    for capability, target in (((9, 0), "hopper"), ((10, 0), "blackwell"), ((10, 3), "blackwell"))
+}
+"""What certifies the attention kernels of a chip, by compute capability."""
 
 
 @dataclass(frozen=True)
@@ -234,8 +237,8 @@ def examine_certificates(gpus: list[Gpu]) -> Iterator[Finding]:
         yield Finding(f"kernel {name}", MISSING, f"not certified here: {reason}")
     if not rows:
         fix = "pass backend='reference' to compute on the CPU, slowly" if gpus else ""
-        if any(gpu.capability == HOPPER for gpu in gpus):
-            fix = f"flamia conform --target hopper --certify; or {fix}"
+        for command in {CERTIFY[gpu.capability]: None for gpu in gpus if gpu.capability in CERTIFY}:
+            fix = f"{command}; or {fix}"
         text = "CUDA tensors: refused, because no kernel for attention is certified here"
         yield Finding("flamia.attention", MISSING if gpus else NOTE, text, fix)
 

@@ -137,6 +137,14 @@ def test_with_a_gpu_what_is_missing_comes_with_its_command(machine, monkeypatch)
     assert "flamia conform --target hopper --certify" in refused.fix
 
 
+@pytest.mark.parametrize(("name", "capability"), [("NVIDIA B200", (10, 0)), ("NVIDIA B300", (10, 3))])
+def test_blackwell_is_told_its_own_command(machine, name, capability):
+    machine([doctor.Gpu(name, capability)])
+    assert (
+        "flamia conform --target blackwell --certify" in find(doctor.examine(), "flamia.attention", doctor.MISSING).fix
+    )
+
+
 def not_found():
     raise nvrtc.NvrtcNotFoundError("none")
 

@@ -104,8 +104,8 @@ def find_kernel(recipe: str, head_dim: int, dtype: torch.dtype, causal: bool, de
     return dispatch.find(request).name
 
 
-ROWS = {(9, 0): "flamia.pytorch.hopper"}
-"""Compute capability -> the module whose ``make_kernel(device)`` makes the row ``NAME`` of `flamia.dispatch`."""
+ROWS = {(9, 0): "flamia.pytorch.hopper", (10, 0): "flamia.pytorch.blackwell", (10, 3): "flamia.pytorch.blackwell"}
+"""Compute capability -> the module whose ``make_kernels(device)`` makes rows of `flamia.dispatch`."""
 
 _registered: set[int] = set()
 
@@ -121,14 +121,23 @@ def register_kernels(device: int | None) -> None:
         return
     name = module.rpartition(".")[2]
     try:
-        row = import_module(module)
-        name = row.NAME
-        if name not in (kernel.name for kernel, _ in dispatch.certified_kernels()):
-            dispatch.register(row.make_kernel(index))
-    except (dispatch.NoCertifiedKernel, ImportError, RuntimeError) as error:
-        # The call that finds no kernel says what to run; a kernel that cannot be compiled here is no kernel.
-        _LOG.info("no kernel %s: %s", name, error)
-        dispatch.refuse(name, str(error))
+        rows = import_module(module).make_kernels(index)
+    except (ImportError, RuntimeError) as error:  # a kernel that cannot be compiled here is no kernel
+        _refuse(name, error)
+        return
+    known = [kernel.name for kernel, _ in dispatch.certified_kernels()]
+    for row in rows:
+        if row.name in known:
+            continue
+        try:
+            dispatch.register(row)
+        except dispatch.NoCertifiedKernel as error:  # the call that finds no kernel says what to run
+            _refuse(row.name, error)
+
+
+def _refuse(name: str, error: Exception) -> None:
+    _LOG.info("no kernel %s: %s", name, error)
+    dispatch.refuse(name, str(error))
 
 
 _constant: Any = torch.compiler.assume_constant_result

@@ -6,22 +6,24 @@ built again from ``cu_seqlens``, which is one small launch.
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from flamia.conformance.certificates import identify_target
 from flamia.dispatch import AttentionKernel
+from flamia.pytorch.tiles import empty_tiles, load_tiles, save_tiles
 from flamia.reference.recipes import Recipe
 
 NAME = "hopper"
 CAPABILITY = (9, 0)
-TILE = 128
+
+SAVED = (
+    *("q.payload", "q.exponents", "k.payload", "k.exponents"),
+    *("v.payload", "v.scales", "v1.payload", "v1.scales"),
+)
+"""What the backward reads."""
 
 
-def make_kernel(device: int) -> AttentionKernel:
+def make_kernels(device: int) -> list[AttentionKernel]:
     """The row for one of this machine's GPUs.
 
     :raises ImportError, RuntimeError: if CuPy or NVRTC is missing.
@@ -29,7 +31,7 @@ def make_kernel(device: int) -> AttentionKernel:
     from flamia.conformance.targets.hopper import HopperTarget
     from flamia.kernels.hopper import HEAD_DIMS
 
-    return AttentionKernel(
+    kernel = AttentionKernel(
         name=NAME,
         identity=identify_target(HopperTarget(f"cuda:{device}")),
         capability=CAPABILITY,
@@ -41,6 +43,7 @@ def make_kernel(device: int) -> AttentionKernel:
         empty_saved=empty_saved,
         checks_documents=True,
     )
+    return [kernel]
 
 
 def forward(
@@ -48,18 +51,12 @@ def forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """out, lse, m, l and what `backward` needs."""
     from flamia.kernels.hopper import attention_forward
-    from flamia.kernels.quantize import QuantizedInputs
 
     got = attention_forward(
         q, k, v, cu_seqlens, recipe=recipe.name, causal=causal, softmax_scale=softmax_scale, backward=False
     )
     got.schedule.assert_legal()
-    x = got.inputs
-    assert isinstance(x, QuantizedInputs)
-    saved = [x.q.payload, x.q.exponents, x.k.payload, x.k.exponents, x.v.payload, x.v.scales]
-    if x.v1 is not None:
-        saved += [x.v1.payload, x.v1.scales]
-    return got.out, got.lse, got.m, got.l, saved
+    return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, SAVED)
 
 
 def backward(
@@ -76,16 +73,9 @@ def backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv in the dtype of out."""
     from flamia.kernels.hopper_backward import attention_backward
-    from flamia.kernels.quantize import QuantizedInputs, TokenTiles
     from flamia.kernels.schedule import build_schedule
 
-    q, q_exponents, k, k_exponents, v, v_scales, *one = saved
-    inputs = QuantizedInputs(
-        q=TokenTiles(q, None, exponents=q_exponents),
-        k=TokenTiles(k, None, exponents=k_exponents),
-        v=TokenTiles(v, v_scales),
-        v1=TokenTiles(one[0], one[1]) if one else None,
-    )
+    inputs = load_tiles(saved, SAVED, causal)
     schedule = build_schedule(cu_seqlens, out.shape[0], out.shape[1], kv_heads, causal)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
@@ -95,18 +85,4 @@ def backward(
 
 def empty_saved(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: Recipe, causal: bool) -> list[Tensor]:
     """What `forward` saves, uninitialised, for tracing."""
-    total, dim = q.shape[0], q.shape[2]
-    tiles = total // TILE + cu_seqlens.shape[0] - 1
-    scale_bytes = 512 * math.ceil(int(dim) / TILE)
-
-    def payload(x: Tensor) -> Tensor:
-        return x.new_empty((x.shape[1], tiles, TILE * dim), dtype=torch.uint8)
-
-    def scales(x: Tensor) -> Tensor:
-        return x.new_empty((x.shape[1], tiles, scale_bytes), dtype=torch.uint8)
-
-    def exponents(x: Tensor) -> Tensor:
-        return x.new_empty((x.shape[1], tiles, TILE), dtype=torch.float32)
-
-    saved: list[Any] = [payload(q), exponents(q), payload(k), exponents(k), payload(v), scales(v)]
-    return [*saved, payload(v), scales(v)] if causal else saved
+    return empty_tiles(q, k, v, cu_seqlens, SAVED, causal)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ torch = pytest.importorskip("torch")
 import flamia  # noqa: E402
 from flamia import dispatch  # noqa: E402
 from flamia.conformance.certificates import write_certificate  # noqa: E402
-from flamia.pytorch import call  # noqa: E402
+from flamia.pytorch import blackwell, call  # noqa: E402
 from tests.torch.tensors import certified, random_qkv  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -223,9 +224,32 @@ def test_why_a_kernel_was_not_registered_is_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(dispatch, "_refusals", {})
     monkeypatch.setattr(call, "_registered", set())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr("flamia.pytorch.hopper.make_kernel", lambda device: row)
+    monkeypatch.setattr("flamia.pytorch.hopper.make_kernels", lambda device: [row])
     write_certificate(certified("hopper"), tmp_path)
     changed = dataclasses.replace(certified("hopper").identity, source_hash="1" * 64)
     row = dispatch.AttentionKernel("hopper", changed, (9, 0), ("mxfp8",), (64,), ("bfloat16",), print, print, print)
     call.register_kernels(0)
     assert "the source has changed" in dispatch.refusals()["hopper"]
+
+
+def test_a_chip_may_have_a_row_for_each_recipe(monkeypatch, tmp_path):
+    """As Blackwell has: a recipe without a certificate keeps no other from being served."""
+    monkeypatch.setenv("FLAMIA_CERTIFICATE_DIR", str(tmp_path))
+    monkeypatch.setattr(dispatch, "_table", {})
+    monkeypatch.setattr(dispatch, "_refusals", {})
+    monkeypatch.setattr(call, "_registered", set())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (10, 3))
+    monkeypatch.setattr("flamia.conformance.targets.kernels.describe_device", describe_b300)
+    monkeypatch.setattr("flamia.conformance.targets.kernels.load_nvrtc", lambda: SimpleNamespace(version=(13, 0)))
+    rows = blackwell.make_kernels(0)
+    assert [(row.recipes, row.capability) for row in rows] == [(("mxfp8",), (10, 3)), (("nvfp4_fp8",), (10, 3))]
+    made = dataclasses.replace(certified("any"), identity=rows[1].identity)
+    write_certificate(made, tmp_path)
+    call.register_kernels(0)
+    assert [kernel.name for kernel, _ in dispatch.certified_kernels()] == ["blackwell nvfp4_fp8"]
+    (reason,) = dispatch.refusals().values()
+    assert "flamia conform --target blackwell --recipe mxfp8 --certify" in reason
+
+
+def describe_b300(device):
+    return {"device": "NVIDIA B300", "compute capability": "10.3"}
