@@ -9,23 +9,28 @@ in ``cu_seqlens``.
 
 The model is plain PyTorch but for the one call of `flamia.attention`. On the CPU that is the NumPy reference, the
 linear layers are float32, and 300 steps of the default model (1.2 million parameters) take some minutes. On CUDA the
-linear layers run in bfloat16 under autocast, and attention needs a certified kernel (``flamia doctor``).
+linear layers run in bfloat16 under autocast, and attention needs a certified kernel (``flamia doctor``), except that
+``--attention bf16`` is PyTorch's own ``varlen_attn`` there. ``--compile`` compiles the blocks.
 
-Every run is kept in ``--out`` as ``<attention>-<seed>.pt``, with its losses; the runs that are there are drawn together
-in ``loss.png``. With ``--resume`` a run that was interrupted, or is given more ``--steps``, goes on where its last
-checkpoint was: the same bits as without the interruption. Initial weights depend on ``--seed`` and the order of the
-data on ``--data-seed``, so that runs are comparable step by step: two seeds of one recipe show how much noise there is.
+Every run is kept in ``--out``: a checkpoint ``<attention>-<seed>.pt``, and a JSON file of its losses and speed. All of
+them are drawn together in ``loss.png``. With ``--resume`` a run that was interrupted, or is given more ``--steps``,
+goes on where its last checkpoint was, with the same bits. Initial weights depend on ``--seed``,
+the order of the data on ``--data-seed``, so that runs are comparable step by step: two seeds of one recipe show how
+much noise there is.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import json
 import math
 import re
+import statistics
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +46,7 @@ BEGIN = 256  # token before each document; the other 256 are bytes
 VOCABULARY = 257
 SHORTEST, LONGEST = 64, 1024  # bytes of a document
 SKIP = -100  # target that counts for nothing
+UNTIMED = 10  # first steps, which compile and load kernels
 
 
 # ---- data ---------------------------------------------------------------------------------------------------
@@ -84,13 +90,36 @@ def pack(documents: list[bytes], tokens: int, generator: np.random.Generator) ->
 
 # ---- model --------------------------------------------------------------------------------------------------
 
+Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""Causal attention of q ``(T, Hq, D)``, k and v ``(T, Hkv, D)`` and ``cu_seqlens``."""
+
+
+def choose_attention(recipe: str, device: str) -> Attend:
+    """FLAMIA's attention; for bf16 on CUDA, where FLAMIA has no kernel to train with, PyTorch's."""
+    if recipe != "bf16" or torch.device(device).type != "cuda":
+        return lambda q, k, v, cu_seqlens: flamia.attention(q, k, v, cu_seqlens, recipe=recipe)
+    from torch.nn.attention.varlen import varlen_attn
+
+    # the way to ask for causal attention has changed between releases
+    window = "window_size" in inspect.signature(varlen_attn).parameters
+    mask: dict[str, Any] = {"window_size": (-1, 0)} if window else {"is_causal": True}
+    longest = LONGEST + 1
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
+        if k.shape[1] != q.shape[1]:
+            k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        out: Tensor = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest, **mask)
+        return out
+
+    return attend
+
 
 class Attention(nn.Module):
     """Causal attention within documents, with rotary positions and grouped KV heads."""
 
-    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, recipe: str) -> None:
+    def __init__(self, width: int, heads: int, kv_heads: int, head_dim: int, attend: Attend) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.head_dim, self.recipe = heads, kv_heads, head_dim, recipe
+        self.heads, self.kv_heads, self.head_dim, self.attend = heads, kv_heads, head_dim, attend
         self.qkv = nn.Linear(width, (heads + 2 * kv_heads) * head_dim, bias=False)
         self.out = nn.Linear(heads * head_dim, width, bias=False)
 
@@ -98,7 +127,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
         q, k, v = (t.bfloat16() for t in (rotate(q, rotation), rotate(k, rotation), v))
-        y = flamia.attention(q, k, v, cu_seqlens, recipe=self.recipe)
+        y = self.attend(q, k, v, cu_seqlens)
         return self.out(y.flatten(1).to(x.dtype))
 
 
@@ -120,11 +149,11 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """A decoder over packed documents; input and output embeddings are tied."""
 
-    def __init__(self, layers: int, width: int, heads: int, kv_heads: int, head_dim: int, recipe: str) -> None:
+    def __init__(self, layers: int, width: int, heads: int, kv_heads: int, head_dim: int, attend: Attend) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.embedding = nn.Embedding(VOCABULARY, width)
-        attention = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "recipe": recipe}
+        attention = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "attend": attend}
         hidden = 64 * math.ceil(width * 8 / 3 / 64)
         self.blocks = nn.ModuleList([Block(width, hidden, **attention) for _ in range(layers)])
         self.norm = nn.RMSNorm(width)
@@ -165,11 +194,18 @@ class Run:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.path = options.out / f"{options.attention}-{options.seed}.pt"
+        cuda = torch.device(options.device).type == "cuda"
         torch.manual_seed(options.seed)
         shape = {name: getattr(options, name) for name in ("layers", "width", "heads", "kv_heads", "head_dim")}
-        self.model = Llama(**shape, recipe=options.attention).to(options.device)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1)
+        self.model = Llama(**shape, attend=choose_attention(options.attention, options.device)).to(options.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=options.lr, betas=(0.9, 0.95), weight_decay=0.1, fused=cuda or None
+        )
+        if options.compile:
+            for block in self.model.blocks:
+                block.compile(fullgraph=True)
         self.losses: list[float] = []
+        self.seconds: list[float] = []  # of the steps of this process
         self.held_out: list[tuple[int, float]] = []
         if options.resume and self.path.exists():
             self.load()
@@ -187,18 +223,34 @@ class Run:
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
         torch.save({**state, "losses": self.losses, "held_out": self.held_out}, draft)
         draft.replace(self.path)
+        o = self.options
+        record = {
+            "device": torch.cuda.get_device_name(o.device) if torch.device(o.device).type == "cuda" else "CPU",
+            "torch": torch.__version__,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "options": {name: value for name, value in vars(o).items() if isinstance(value, int | float | str)},
+            "tokens_per_second": self.tokens_per_second(),
+            "held_out": self.held_out,
+            "losses": self.losses,
+        }
+        self.path.with_suffix(".json").write_text(json.dumps(record))
+
+    def tokens_per_second(self) -> float:
+        """By the median step, without the first ones."""
+        return self.options.tokens / statistics.median(self.seconds[UNTIMED:] or self.seconds)
 
     def loss(self, batch: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
         """Mean cross entropy per predicted byte, in nats."""
         ids, targets, positions, cu_seqlens = (x.to(self.options.device) for x in batch)
         cuda = ids.device.type == "cuda"
+        torch._dynamo.maybe_mark_dynamic(cu_seqlens, 0)  # the number of documents changes from step to step
         with torch.autocast(ids.device.type, torch.bfloat16, enabled=cuda):
             logits = self.model(ids, positions, cu_seqlens)
         return F.cross_entropy(logits.float(), targets, ignore_index=SKIP)
 
     def step(self, documents: list[bytes]) -> float:
         """One optimizer step. Its data depend on the data seed and the number of the step alone."""
-        o, number = self.options, len(self.losses)
+        o, number, start = self.options, len(self.losses), time.perf_counter()
         batch = pack(documents, o.tokens, np.random.default_rng([o.data_seed, number]))
         warm = min(1.0, (number + 1) / o.warmup)
         cosine = 0.55 + 0.45 * math.cos(math.pi * min(1.0, number / o.schedule))
@@ -210,6 +262,7 @@ class Run:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.losses.append(loss.item())
+        self.seconds.append(time.perf_counter() - start)
         return self.losses[-1]
 
     @torch.no_grad()
@@ -231,22 +284,24 @@ def train(options: argparse.Namespace) -> Run:
     documents = [documents[i] for i in order[len(held_out) :]] or held_out
     options.out.mkdir(parents=True, exist_ok=True)
     run = Run(options)
-    parameters = sum(p.numel() for p in run.model.parameters())
+    parameters, size = sum(p.numel() for p in run.model.parameters()), sum(map(len, documents))
     print(
-        f"{parameters / 1e6:.2f}M parameters, {len(documents)} documents, {options.tokens} tokens per step, attention "
-        f"{options.attention} on {options.device}; {len(run.losses)} of {options.steps} steps done"
+        f"{parameters / 1e6:.2f}M parameters, {len(documents)} documents of {size / 1e6:.1f} MB, attention "
+        f"{options.attention} on {options.device}, {options.tokens} tokens per step; {len(run.losses)} of "
+        f"{options.steps} steps done"
     )
     text = TextColumn("loss {task.fields[loss]:.3f}  {task.fields[speed]:.0f} tokens/s")
     with Progress(TextColumn("step"), BarColumn(), MofNCompleteColumn(), text, TimeRemainingColumn()) as bars:
         bar = bars.add_task("", total=options.steps, completed=len(run.losses), loss=math.nan, speed=0.0)
         for number in range(len(run.losses) + 1, options.steps + 1):
-            start = time.perf_counter()
             loss = run.step(documents)
-            speed = options.tokens / (time.perf_counter() - start)
+            speed = options.tokens / run.seconds[-1]
             bars.update(bar, completed=number, loss=loss, speed=speed)
             if number % options.every == 0 or number == options.steps:
                 bars.print(f"step {number}: held-out loss {run.evaluate(held_out):.4f} nats per byte")
                 run.save()
+    if run.seconds:
+        print(f"{run.tokens_per_second():.0f} tokens/s (median step)")
     return run
 
 
@@ -260,7 +315,9 @@ def draw(folder: Path) -> Path:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    runs = {p.stem: torch.load(p, weights_only=True) for p in sorted(folder.glob("*.pt"))}
+    runs = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
+    if not runs:
+        raise SystemExit(f"no run in {folder}")
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained", height_ratios=(3, 2))
     base_name = next((name for name in runs if name.startswith("bf16-")), None)
     base = None if base_name is None else np.array(runs[base_name]["losses"])
@@ -321,6 +378,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--held-out", type=int, default=8, help="packs of an evaluation (default: %(default)s)")
     add("--out", type=Path, default=Path("pretrain"), help="folder for runs and loss.png (default: %(default)s)")
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(default: %(default)s)")
+    add("--compile", action="store_true", help="compile the blocks with torch.compile")
+    add("--draw", action="store_true", help="train nothing, only draw the runs of --out")
     add("--resume", action="store_true", help="go on from the checkpoint of this attention and seed, if there is one")
     return parser.parse_args(arguments)
 
@@ -328,7 +387,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, then draw every run of the folder."""
     options = parse(arguments)
-    train(options)
+    if not options.draw:
+        train(options)
     print(f"written: {draw(options.out)}")
 
 

@@ -1,12 +1,15 @@
 """examples/pretrain_llama.py: it trains, resumes with the same bits, and draws its runs."""
 
 import importlib.util
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
+
+from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -50,7 +53,16 @@ def test_it_trains_resumes_and_draws(example, text, tmp_path, capsys):
     example.main([*base, "--attention", "bf16", "--steps", "2", "--out", str(whole)])
     other = state(whole, "bf16-0")["losses"]
     assert other[0] == pytest.approx(expected["losses"][0], rel=1e-2) and other[0] != expected["losses"][0]
-    assert (whole / "loss.png").stat().st_size > 10_000
+    figure = whole / "loss.png"
+    assert figure.stat().st_size > 10_000
+
+    record = json.loads((whole / "mxfp8-0.json").read_text())
+    assert record["losses"] == expected["losses"] and record["tokens_per_second"] > 0
+    for checkpoint in whole.glob("*.pt"):
+        checkpoint.unlink()  # losses alone can be drawn, on another machine
+    figure.unlink()
+    example.main(["--draw", "--out", str(whole)])
+    assert figure.stat().st_size > 10_000
 
 
 def test_a_pack_holds_whole_documents_and_one_cut(example):
@@ -68,3 +80,18 @@ def test_text_without_a_passage_is_refused(example, tmp_path):
     (tmp_path / "short.txt").write_text("no")
     with pytest.raises(SystemExit, match="no passage of 64 bytes or more in"):
         example.read_documents([tmp_path / "short.txt"])
+
+
+def test_compiled_blocks_train_alike_without_recompiling(example, text, tmp_path, monkeypatch):
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(example.Block, "compile", lambda block, **options: compile_in_place(block, counter, options))
+    base = [*TINY, "--data", str(text), "--steps", "5", "--every", "9", "--out"]
+    plain = example.train(example.parse([*base, str(tmp_path / "plain")])).losses
+    compiled = example.train(example.parse([*base, str(tmp_path / "compiled"), "--compile"])).losses
+    assert compiled == pytest.approx(plain, rel=1e-5)
+    assert counter.frame_count == 2, "one graph for training and one for evaluation"
+
+
+def compile_in_place(block, backend, options):
+    torch.nn.Module.compile(block, backend=backend, **options)
