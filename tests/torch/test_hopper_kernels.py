@@ -8,9 +8,11 @@ import pytest
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
-from flamia.conformance.simulator.host import simulated_device  # noqa: E402
+from flamia.conformance.simulator import host  # noqa: E402
+from flamia.conformance.targets.hopper import HopperTarget  # noqa: E402
 from flamia.kernels import hopper_backward as hopper_backward  # noqa: E402  # its launches are replaced, too
 from flamia.kernels import targets  # noqa: E402
+from flamia.kernels.build import build  # noqa: E402
 from flamia.kernels.nvrtc import NvrtcNotFoundError, load_nvrtc  # noqa: E402
 from flamia.pytorch import hopper  # noqa: E402
 from flamia.pytorch.exchange import to_numpy  # noqa: E402
@@ -35,9 +37,12 @@ def test_forward_and_backward_give_the_references_bits(monkeypatch):
     traced = hopper.empty_saved(q, k, v, cu, MXFP8, causal)
     properties = SimpleNamespace(multi_processor_count=2)  # as many as the simulated device has
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    with simulated_device(targets.SM_90A):
+    built = []
+    monkeypatch.setattr(host, "build", lambda unit, target: (built.append(unit.kernel), build(unit, target))[1])
+    with host.simulated_device(targets.SM_90A):
         out, lse, m, l, saved = hopper.forward(q, k, v, cu, MXFP8, causal, scale)  # noqa: E741
         gradients = hopper.backward(dout, out, m, l, cu, saved, 1, MXFP8, causal, scale)
+    assert set(built) == set(HopperTarget.kernels), "a certificate must name every source that is launched"
     assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in traced]
     expected = attention_forward(
         *(to_numpy(x) for x in (q, k, v)), cu.numpy(), causal=causal, softmax_scale=scale, profile="hopper"
