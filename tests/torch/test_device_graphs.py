@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch._dynamo.utils import counters  # noqa: E402
 
 import flamia  # noqa: E402
 from tests.torch.tensors import assert_same_bits, random_qkv  # noqa: E402
@@ -54,9 +55,11 @@ def test_compiles_once_for_every_pack(gpu, backend):
 def test_the_compilers_own_cuda_graphs(gpu):
     """``mode="reduce-overhead"`` records the compiled function; boundaries of one shape change from call to call."""
     torch._dynamo.reset()
+    counters.clear()
     compiled = torch.compile(layer, fullgraph=True, mode="reduce-overhead")
     packs = [(300, [0, 100, 300]), (300, [0, 1, 200]), (300, [0, 299, 300]), (300, [0, 150, 150]), (300, [0, 0, 300])]
     compare(lambda qkv, cu: [x.clone() for x in compiled(qkv, cu)], gpu, packs)
+    assert counters["inductor"]["cudagraph_skips"] == 0
 
 
 # ---- CUDA graphs -------------------------------------------------------------------------------------------

@@ -13,7 +13,9 @@ from tests.torch.tensors import saved_bytes  # noqa: E402
 pytestmark = pytest.mark.torch
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "memory.md"
-ROW = re.compile(r"^\| *(\d+) x (\d+) *" + r"\| *(\d+) *" * 3 + r"\| *([a-z]+) *" + r"\| *(\d+) *" * 3 + r"\|$", re.M)
+ROW = re.compile(
+    r"^\| *(\d+) x (\d+) *" + r"\| *(\d+) *" * 3 + r"\| *([a-z0-9]+) *" + r"\| *(\d+) *" * 3 + r"\|$", re.M
+)
 
 
 def flash(q, k, v, lengths):

@@ -51,13 +51,13 @@ def test_a_hundred_runs_beside_other_work_give_the_same_bytes(gpu, dim):
     expected = attend(*tensors)
     torch.cuda.synchronize()
     other, mine = torch.cuda.Stream(), torch.cuda.Stream()
-    large = torch.randn(2048, 2048, device=gpu, dtype=torch.bfloat16)
+    large = torch.randn(4096, 4096, device=gpu, dtype=torch.bfloat16)
     small = torch.randn(64, 512, device=gpu)
     busy = torch.cuda.Event()
     overlapped = 0
     for run in range(RUNS):
         with torch.cuda.stream(other):
-            for _ in range(4 + run % 7):
+            for _ in range(8 + run % 7):
                 large = torch.tanh(large @ large)
                 small = small.sin()
             busy.record()
