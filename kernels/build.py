@@ -8,7 +8,7 @@ import re
 import struct
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -127,7 +127,11 @@ def build_all(
 ) -> Iterator[tuple[Unit, Target, Artifact | BuildError | CompileError]]:
     """`build` for every unit and each of its targets among ``targets``, in order, ``jobs`` at a time.
 
-    A unit that fails yields its error and does not stop the others.
+    Without ``jobs``, one for each core that this process may use. The longest start first, so that no core is left
+    with one of them at the end. A unit that fails yields its error and does not stop the others.
+
+    :raises NvrtcNotFoundError: see `nvrtc`.
+    :raises OSError: if the cache cannot be written; no further build is begun then.
     """
     wanted = tuple(targets)
     pairs = [(u, t) for u in units for t in wanted if t in u.kernel.targets]
@@ -139,9 +143,24 @@ def build_all(
         except (BuildError, CompileError) as error:
             return error
 
-    with ThreadPoolExecutor(jobs or os.cpu_count() or 1) as pool:
-        for (unit, target), result in zip(pairs, pool.map(attempt, pairs), strict=True):
-            yield unit, target, result
+    with ThreadPoolExecutor(jobs or count_cores()) as pool:
+        longest_first = sorted(pairs, key=lambda pair: -pair[0].kernel.seconds)
+        running = {pair: pool.submit(attempt, pair) for pair in longest_first}
+        try:
+            done, _ = wait(running.values(), return_when=FIRST_EXCEPTION)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+        for future in done:
+            future.result()  # raises what no further build can mend: a cache that cannot be written
+    for pair in pairs:
+        yield *pair, running[pair].result()
+
+
+def count_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def read_report(compiled: Compiled) -> tuple[EntryReport, ...]:

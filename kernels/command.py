@@ -22,7 +22,10 @@ T = TypeVar("T")
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Build the CUDA kernels, list them, look into them.")
 
-Names = Annotated[list[str] | None, typer.Argument(help="Kernels or units, such as quantize[bf16,d128]; default: all.")]
+Names = Annotated[
+    list[str] | None,
+    typer.Argument(help="Kernels or units, such as quantize[bf16,d128]; * is any characters (hopper_*); default: all."),
+]
 Targets = Annotated[list[str] | None, typer.Option("--target", "-t", help="sm_90a, sm_100a or sm_103a; default: all.")]
 
 
@@ -126,6 +129,7 @@ def measure_bandwidth(
 
     from flamia.kernels.bandwidth import cudnn_milliseconds, measure, schedule_milliseconds
 
+    _need_gpu()
     console = _console()
     for count in tokens or [16384, 65536]:
         table = Table("call", title=f"T={count}, {heads} heads, D={dim}, {dtype}")
@@ -154,9 +158,31 @@ def _choose(names: list[str] | None, target: list[str] | None) -> tuple[tuple[Un
     from flamia.kernels.targets import TARGETS, get_target
 
     try:
-        return find_units(names or []), tuple(get_target(t) for t in target) if target else TARGETS
+        units, targets = find_units(names or []), tuple(get_target(t) for t in target) if target else TARGETS
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
+    if not any(t in unit.kernel.targets for unit in units for t in targets):
+        possible = sorted({t.name for unit in units for t in unit.kernel.targets})
+        raise typer.BadParameter(f"target must be one of {possible} for {' '.join(names or [])}, got {target}")
+    return units, targets
+
+
+def _need_gpu() -> None:
+    """Exit with a message where kernels cannot be launched."""
+    try:
+        import cupy  # noqa: F401
+        import torch
+
+        from flamia.kernels.launch import device_target
+
+        if torch.cuda.is_available():
+            device_target()
+            return
+        problem = "PyTorch finds no CUDA device"
+    except (ImportError, ValueError) as error:
+        problem = str(error)
+    typer.secho(f"the measurement needs a GPU: {problem}; `flamia doctor` says more", fg="red", err=True)
+    raise typer.Exit(1)
 
 
 def _guarded(work: Callable[[], T]) -> T:

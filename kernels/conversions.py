@@ -30,8 +30,10 @@ def convert(x: Any, conversion: str) -> Any:
     """
     import torch
 
-    if x.dtype != torch.float32 or x.device.type != "cuda":
-        raise TypeError(f"x must be a float32 CUDA tensor, got {x.dtype} on {x.device}")
+    if str(getattr(x, "dtype", None)) != "torch.float32" or not hasattr(x, "data_ptr"):
+        raise TypeError(f"x must be a float32 CUDA tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if x.device.type != "cuda":
+        raise ValueError(f"x must be on a CUDA device, got {x.device}")
     if conversion not in CONVERSIONS:
         raise ValueError(f"conversion must be one of {CONVERSIONS}, got {conversion!r}")
     x = x.contiguous()

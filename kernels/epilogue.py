@@ -25,12 +25,15 @@ def reduce_heads(partial: Any, out: Any, schedule: DeviceSchedule, exponents: An
     element = check_tokens("out", out)
     heads, dim = out.shape[1], out.shape[2]
     shape = (schedule.max_tiles, TILE, dim)
-    if str(partial.dtype) != "torch.float32" or not partial.is_contiguous():
-        raise TypeError(f"partial must be contiguous float32, got {partial.dtype} with strides {partial.stride()}")
-    if tuple(partial.shape[1:]) != shape or partial.shape[0] % heads:
+    if out.shape[0] != schedule.num_tokens:
+        raise ValueError(f"out must have the {schedule.num_tokens} tokens of the schedule, got {out.shape[0]}")
+    _check_float32("partial", partial, out.device)
+    if tuple(partial.shape[1:]) != shape or not partial.shape[0] or partial.shape[0] % heads:
         raise ValueError(f"partial must have shape (g * {heads}, *{shape}), got {tuple(partial.shape)}")
-    if exponents is not None and tuple(exponents.shape) != (heads, schedule.max_tiles, TILE):
-        raise ValueError(f"exponents must have shape {(heads, *shape[:2])}, got {tuple(exponents.shape)}")
+    if exponents is not None:
+        _check_float32("exponents", exponents, out.device)
+        if tuple(exponents.shape) != (heads, schedule.max_tiles, TILE):
+            raise ValueError(f"exponents must have shape {(heads, *shape[:2])}, got {tuple(exponents.shape)}")
     params = structs.fill(
         structs.EPILOGUE,
         {
@@ -49,9 +52,24 @@ def reduce_heads(partial: Any, out: Any, schedule: DeviceSchedule, exponents: An
     launch(EPILOGUE.unit(element=element), "reduce_heads", params, out.device)
 
 
+def _check_float32(name: str, x: Any, device: Any) -> None:
+    if str(getattr(x, "dtype", None)) != "torch.float32" or not hasattr(x, "data_ptr"):
+        raise TypeError(f"{name} must be a float32 torch tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if x.device != device:
+        raise ValueError(f"{name} must be on {device}, got {x.device}")
+    if not x.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {x.stride()}")
+
+
 def decode_tiles(tiles: TokenTiles | Nvfp4Tiles, schedule: DeviceSchedule) -> Any:
-    """Decode payload and scale tiles to float32 ``(T, H, D)``, zeros past the last document. For debugging."""
+    """Decode payload and scale tiles to float32 ``(T, H, D)``, zeros past the last document. For debugging.
+
+    :raises ValueError: if the tiles are of another schedule.
+    """
     import torch
+
+    if tiles.payload.shape[1] != schedule.max_tiles:
+        raise ValueError(f"tiles must be {schedule.max_tiles}, as in the schedule, got {tiles.payload.shape[1]}")
 
     nvfp4 = isinstance(tiles, Nvfp4Tiles)
     heads = tiles.payload.shape[0]

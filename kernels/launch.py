@@ -54,6 +54,7 @@ def launch(
     :param device: a `torch.device` with an index.
     :param ctas: how many; without it, as many as are resident at once (the entry's ``__launch_bounds__``), but no
         more than ``at_most``.
+    :raises ValueError: for an entry that the kernel lacks, or a struct of another size.
     """
     import torch
 
@@ -97,6 +98,7 @@ def _load(unit: Unit, entry: str, device_index: int, is_capturing: Callable[[], 
                 f"kernel {unit.name} must be loaded before a CUDA graph is captured: "
                 "run the call once outside the capture"
             )
+        unit.kernel.entry(entry)
         artifact = build(unit, device_target(device_index))
         module = load_module(artifact)
         for report in artifact.entries:

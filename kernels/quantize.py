@@ -14,7 +14,15 @@ from flamia.kernels import structs
 from flamia.kernels.launch import launch
 from flamia.kernels.registry import QUANTIZE, ROW_PASS
 from flamia.kernels.schedule import DeviceSchedule
-from flamia.kernels.tensors import TILE, check_rows, check_tokens, padding_struct, pointer, tokens_struct
+from flamia.kernels.tensors import (
+    TILE,
+    check_cleared,
+    check_rows,
+    check_tokens,
+    padding_struct,
+    pointer,
+    tokens_struct,
+)
 
 SCALE_TILE_BYTES = 512
 
@@ -111,19 +119,25 @@ def quantize_qkv(
     :param k: ``(T, Hkv, D)``, dtype and device of q; ``v`` likewise.
     :param nvfp4: also quantize q and k to NVFP4; D must be a multiple of 64.
     :param out: the attention's output ``(T, Hq, D)``, whose padding rows this launch clears; may be None.
-    :param rows: pairs of a float32 ``(Hq, T)`` output and the value that its padding entries get.
+    :param rows: up to three pairs of a float32 ``(Hq, T)`` output, or None, and the value of its padding entries.
     :raises TypeError, ValueError: naming the argument.
     """
     element = check_tokens("q", q, schedule.num_q_heads)
     check_tokens("k", k, schedule.num_kv_heads, like=q)
     check_tokens("v", v, schedule.num_kv_heads, like=q)
     _check_schedule("q", q, schedule)
+    if nvfp4 is not None and not isinstance(nvfp4, Nvfp4):
+        raise TypeError(f"nvfp4 must be an Nvfp4 or None, got {type(nvfp4).__name__}")
     if nvfp4 is not None and q.shape[2] % 64:
         raise ValueError(f"q must have a head_dim that is a multiple of 64 for NVFP4, got {q.shape[2]}")
+    check_cleared("out", out, schedule.num_tokens, q.device)
+    for i, (x, _) in enumerate(rows):
+        if x is not None:
+            check_rows(f"rows[{i}]", x, schedule.num_q_heads, schedule.num_tokens, q.device)
     tiles = schedule.max_tiles
     tokens = [_token_tiles(x, tiles, folded=True) for x in (q, k)]
-    q4 = None if nvfp4 is None else _nvfp4_tiles(q, tiles, nvfp4.q_scales)
-    k4 = None if nvfp4 is None else _nvfp4_tiles(k, tiles, nvfp4.k_scales)
+    q4 = None if nvfp4 is None else _nvfp4_tiles(q, tiles, "nvfp4.q_scales", nvfp4.q_scales)
+    k4 = None if nvfp4 is None else _nvfp4_tiles(k, tiles, "nvfp4.k_scales", nvfp4.k_scales)
     hadamard = nvfp4 is not None and nvfp4.hadamard
     v32 = _token_tiles(v, tiles, blocks=True)
     v1 = _token_tiles(v, tiles) if schedule.causal else None
@@ -176,7 +190,7 @@ def quantize_nvfp4(x: Any, schedule: DeviceSchedule, head_scales: Any, hadamard:
     _check_schedule("x", x, schedule)
     if x.shape[2] % 64:
         raise ValueError(f"x must have a head_dim that is a multiple of 64 for NVFP4, got {x.shape[2]}")
-    out = _nvfp4_tiles(x, schedule.max_tiles, head_scales)
+    out = _nvfp4_tiles(x, schedule.max_tiles, "head_scales", head_scales)
     job = _job(x, four=out, hadamard=hadamard)
     _launch_quantize(element, x, [job], schedule, padding_struct(schedule.num_tokens, ()))
     return out
@@ -190,7 +204,7 @@ def row_pass(
     :param dout: ``(T, Hq, D)``, dtype of out. One without adjacent channels, as the gradient of a sum is, is copied.
     :param out: the forward's output.
     :param row_sum: l, float32 ``(Hq, T)``; ``row_max``: m, likewise.
-    :param gradients: up to three outputs ``(T, H, D)`` whose padding rows this launch clears.
+    :param gradients: up to three outputs ``(T, H, D)``, or None, whose padding rows this launch clears.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch
@@ -203,6 +217,8 @@ def row_pass(
     _check_schedule("out", out, schedule)
     for name, x in (("row_sum", row_sum), ("row_max", row_max)):
         check_rows(name, x, heads, schedule.num_tokens, out.device)
+    for i, x in enumerate(gradients):
+        check_cleared(f"gradients[{i}]", x, schedule.num_tokens, out.device)
     tiles = _token_tiles(dout, schedule.max_tiles, blocks=True)
     delta = torch.empty((heads, schedule.max_tiles, TILE), dtype=torch.float32, device=out.device)
     top = torch.empty_like(delta)
@@ -258,14 +274,16 @@ def _token_tiles(x: Any, tiles: int, *, folded: bool = False, blocks: bool = Fal
     )
 
 
-def _nvfp4_tiles(x: Any, tiles: int, head_scales: Any) -> Nvfp4Tiles:
+def _nvfp4_tiles(x: Any, tiles: int, name: str, head_scales: Any) -> Nvfp4Tiles:
+    """:param name: of the argument ``head_scales``."""
     heads, dim = x.shape[1], x.shape[2]
-    if str(head_scales.dtype) != "torch.float32" or tuple(head_scales.shape) != (heads, 2):
-        raise ValueError(
-            f"head_scales must be float32 of shape {(heads, 2)}, got {head_scales.dtype} {tuple(head_scales.shape)}"
-        )
+    if str(getattr(head_scales, "dtype", None)) != "torch.float32" or not hasattr(head_scales, "data_ptr"):
+        got = getattr(head_scales, "dtype", type(head_scales).__name__)
+        raise TypeError(f"{name} must be a float32 torch tensor, got {got}")
+    if tuple(head_scales.shape) != (heads, 2):
+        raise ValueError(f"{name} must have shape {(heads, 2)}, got {tuple(head_scales.shape)}")
     if head_scales.device != x.device:
-        raise ValueError(f"head_scales must be on {x.device}, got {head_scales.device}")
+        raise ValueError(f"{name} must be on {x.device}, got {head_scales.device}")
     payload, scales = _bytes(x, heads, tiles, TILE * dim // 2), _bytes(x, heads, tiles, 8 * dim)
     return Nvfp4Tiles(payload, scales, head_scales.contiguous())
 

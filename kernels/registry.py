@@ -385,8 +385,9 @@ def _parse_unit(name: str) -> Unit:
     kernel = next((k for k in KERNELS if k.name == kernel_name), None)
     texts = labels.removesuffix("]").split(",")
     if kernel is None or not bracket or not labels.endswith("]") or len(texts) != len(kernel.parameters):
+        names = [k.name for k in KERNELS]
         example = next(u.name for k in KERNELS for u in k.units if u.values)
-        raise ValueError(f"kernel must be one of {[k.name for k in KERNELS]} or a unit such as {example!r}, got {name!r}")
+        raise ValueError(f"kernel must be one of {names} or a unit such as {example!r}, got {name!r}")
     values: dict[str, int | str] = {}
     for p, text in zip(kernel.parameters, texts, strict=True):
         number = text.removeprefix(p.label[0])

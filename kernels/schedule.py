@@ -6,8 +6,11 @@ upper bound that needs no ``cu_seqlens``; how much of each is in use, only the d
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from flamia.kernels import structs
 from flamia.kernels.launch import launch
@@ -102,12 +105,16 @@ def build_schedule(
         raise ValueError(f"cu_seqlens must have shape (documents + 1,), got {tuple(cu_seqlens.shape)}")
     if cu_seqlens.device.type != "cuda":
         raise ValueError(f"cu_seqlens must be on a CUDA device, got {cu_seqlens.device}")
-    if not isinstance(causal, bool):
+    if not isinstance(causal, (bool, np.bool_)):
         raise TypeError(f"causal must be a bool, got {causal!r}")
+    num_tokens = _check_count("num_tokens", num_tokens)
+    num_q_heads, num_kv_heads = _check_count("num_q_heads", num_q_heads), _check_count("num_kv_heads", num_kv_heads)
     if not 0 <= num_tokens <= MAX_TOKENS:
         raise ValueError(f"num_tokens must be 0..{MAX_TOKENS}, got {num_tokens}")
     if num_kv_heads < 1 or num_q_heads % num_kv_heads or num_q_heads < 1:
-        raise ValueError(f"num_q_heads must be a multiple of num_kv_heads, got {num_q_heads} and {num_kv_heads}")
+        raise ValueError(
+            f"num_q_heads must be a multiple of num_kv_heads, both at least 1, got {num_q_heads} and {num_kv_heads}"
+        )
     cu_seqlens = cu_seqlens.contiguous()
     documents = cu_seqlens.shape[0] - 1
     tiles = max_tiles(num_tokens, documents)
@@ -132,7 +139,7 @@ def build_schedule(
         num_tokens=num_tokens,
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
-        causal=causal,
+        causal=bool(causal),
     )
     params = structs.fill(
         structs.SCHEDULE,
@@ -150,9 +157,16 @@ def build_schedule(
             "wide": cu_seqlens.dtype == torch.int64,
             "num_q_heads": num_q_heads,
             "num_kv_heads": num_kv_heads,
-            "causal": causal,
+            "causal": schedule.causal,
             "key_bits": max(1, (2 * -(-num_tokens // TILE)).bit_length()),
         },
     )
     launch(SCHEDULE.unit(), "build_schedule", params, cu_seqlens.device, ctas=3 if backward else 2)
     return schedule
+
+
+def _check_count(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, got {value!r}") from None

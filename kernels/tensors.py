@@ -21,6 +21,8 @@ MAX_TOKENS = 2**31 - 1
 TILE = 128
 """Tokens of a tile."""
 
+MAX_CLEARED = 3
+"""Outputs of a kind whose padding one launch clears: the arrays of `structs.PADDING`."""
 
 MAX_SOFTMAX_SCALE = float(np.finfo(np.float32).max) / 2
 """So that its product with log2 e is a finite FP32 number."""
@@ -87,7 +89,7 @@ def check_rows(name: str, x: Any, heads: int, num_tokens: int, device: Any) -> N
 
     :raises TypeError, ValueError: naming the argument.
     """
-    if str(getattr(x, "dtype", None)) != "torch.float32":
+    if str(getattr(x, "dtype", None)) != "torch.float32" or not hasattr(x, "data_ptr"):
         raise TypeError(f"{name} must be a float32 torch tensor, got {getattr(x, 'dtype', type(x).__name__)}")
     if tuple(x.shape) != (heads, num_tokens):
         raise ValueError(f"{name} must have shape {(heads, num_tokens)}, got {tuple(x.shape)}")
@@ -95,6 +97,24 @@ def check_rows(name: str, x: Any, heads: int, num_tokens: int, device: Any) -> N
         raise ValueError(f"{name} must be on {device}, got {x.device}")
     if x.shape[1] > 1 and x.stride(1) != 1:
         raise ValueError(f"{name} must have adjacent tokens (stride 1 in its last dimension), got strides {x.stride()}")
+
+
+def check_cleared(name: str, x: Any, num_tokens: int, device: Any) -> None:
+    """Check a ``(T, H, D)`` output whose padding rows a launch clears, or None, which it skips.
+
+    :raises TypeError, ValueError: naming the argument.
+    """
+    if x is None:
+        return
+    if str(getattr(x, "dtype", None)) not in ELEMENTS or not hasattr(x, "data_ptr"):
+        got = getattr(x, "dtype", type(x).__name__)
+        raise TypeError(f"{name} must be a torch tensor of {sorted(ELEMENTS)}, got {got}")
+    if x.ndim != 3 or x.shape[0] != num_tokens:
+        raise ValueError(f"{name} must have shape ({num_tokens}, H, D), got {tuple(x.shape)}")
+    if x.device != device:
+        raise ValueError(f"{name} must be on {device}, got {x.device}")
+    if x.stride(2) != 1 and x.numel():
+        raise ValueError(f"{name} must have adjacent channels (last stride 1), got strides {x.stride()}")
 
 
 def tokens_struct(x: Any) -> dict[str, int]:
@@ -112,6 +132,7 @@ def padding_struct(num_tokens: int, rows: tuple[Any, ...], values: tuple[tuple[A
 
     :param rows: up to three ``(T, H, D)`` tensors, or None; they become 0.
     :param values: up to three pairs of a float32 ``(H, T)`` tensor, or None, and the value it gets.
+    :raises ValueError: for more of either.
     """
     cleared = []
     for x in rows:
@@ -125,4 +146,6 @@ def padding_struct(num_tokens: int, rows: tuple[Any, ...], values: tuple[tuple[A
         for x, value in values
         if x is not None
     ]
+    if max(len(cleared), len(filled)) > MAX_CLEARED:
+        raise ValueError(f"a launch clears at most {MAX_CLEARED} outputs of a kind, got {len(cleared)}, {len(filled)}")
     return structs.fill(structs.PADDING, {"rows": cleared, "values": filled, "num_tokens": num_tokens})[0]

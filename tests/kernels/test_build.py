@@ -1,10 +1,12 @@
 """Compilation without a GPU: every unit for every target, limits, errors, and the report of a build."""
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
 
+from flamia.kernels import build as build_module
 from flamia.kernels import cache, nvrtc, registry, targets
 from flamia.kernels.build import BuildError, build, build_all
 from flamia.kernels.registry import Entry, Kernel, find_units
@@ -41,6 +43,35 @@ def test_every_unit_compiles_within_its_limits(nvrtc, cold_cache, target):
             assert 0 < e.registers <= 255 and e.code_bytes > 0 and e.threads % 32 == 0
         assert result.cubin.read_bytes()[:4] == b"\x7fELF"
         assert f".target {target.name}" in result.ptx.read_text()
+
+
+def test_the_longest_start_first_and_results_come_in_order(monkeypatch, nvrtc):
+    started = []
+    monkeypatch.setattr(build_module, "build", lambda unit, target: started.append(unit) or (unit, target))
+    units = find_units(["formats", "hopper_forward", "schedule", "blackwell_backward"])
+    results = list(build_all(units, targets.TARGETS, jobs=1))
+    assert [result for *_, result in results] == [(u, t) for u in units for t in u.kernel.targets]
+    seconds = [unit.kernel.seconds for unit in started]
+    assert seconds == sorted(seconds, reverse=True) and started[0].kernel is registry.HOPPER_FORWARD
+
+
+def test_as_many_builds_at_once_as_the_process_may_use_cores(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0, 3, 5}, raising=False)
+    assert build_module.count_cores() == 3
+
+
+def test_an_error_of_the_cache_ends_the_build_at_once(nvrtc, monkeypatch):
+    started = []
+
+    def fail(unit, target):
+        started.append(unit)
+        time.sleep(0.05)
+        raise OSError("the kernel cache cannot be written")
+
+    monkeypatch.setattr(build_module, "build", fail)
+    with pytest.raises(OSError, match="cannot be written"):
+        list(build_all(find_units(), targets.TARGETS, jobs=1))
+    assert len(started) < 10
 
 
 def test_a_second_build_comes_from_the_cache_with_the_same_bytes(nvrtc, cold_cache):
@@ -144,12 +175,39 @@ def test_names_find_units_and_kernels():
         "quantize[fp32,d128]",
     ]
     assert find_units(["row_pass[fp32,d64]", "row_pass[fp32,d64]"]) == (registry.ROW_PASS.unit(element="fp32", dim=64),)
-    with pytest.raises(ValueError, match=r"kernel must be one of .*'schedule'.*, got 'nothing'"):
-        find_units(["nothing"])
+    for name in ("nothing", "nothing*", "quantize[bf16]", "quantize[bf16,d64", "schedule[]", "nothing[d64]", ""):
+        with pytest.raises(ValueError, match=rf"kernel must be one of .*'schedule'.*, got '{re.escape(name)}'"):
+            find_units([name])
     with pytest.raises(ValueError, match=r"dim must be one of \(64, 128\) or a multiple of 32 up to 256, got 80"):
         registry.QUANTIZE.unit(element="bf16", dim=80)
     with pytest.raises(ValueError, match="element must be one of"):
         registry.QUANTIZE.unit(element="int8", dim=64)
+
+
+def test_a_star_stands_for_any_characters():
+    names = {u.name for u in find_units(["blackwell_*", "quantize[*,d64]", "schedul*"])}
+    assert {n.split("[")[0] for n in names} == {k.name for k in registry.KERNELS if k.name[0] == "b"} | {
+        "quantize",
+        "schedule",
+    }
+    assert {n for n in names if n[0] == "q"} == {"quantize[bf16,d64]", "quantize[fp16,d64]", "quantize[fp32,d64]"}
+    assert find_units(["*"]) == find_units()
+
+
+def test_units_that_are_not_released_are_found_by_name():
+    assert find_units(["quantize[bf16,d96]"]) == (registry.QUANTIZE.unit(element="bf16", dim=96),)
+    (unit,) = find_units(["blackwell_forward[mxfp8,d64,hardware,s1,h1]"])
+    assert unit.name == "blackwell_forward[mxfp8,d64,hardware,s1,h1]" and unit not in unit.kernel.units
+    for kernel in registry.KERNELS:
+        assert find_units([u.name for u in kernel.units]) == kernel.units
+    for name, words in [
+        ("quantize[bf16,d80]", r"dim must be one of \(64, 128\) or a multiple of 32 up to 256, got 80"),
+        ("quantize[int8,d64]", "element must be one of .*, got 'int8'"),
+        ("quantize[bf16,64]", "dim must be one of .*, got '64'"),
+        ("blackwell_forward[mxfp8,d64,exact,s2,h0]", r"strict must be one of .*, got 2"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            find_units([name])
 
 
 def test_every_source_is_a_kernel_or_included_by_one():

@@ -1,5 +1,6 @@
 """``flamia kernels`` on a machine without a GPU, and the disassembly behind it."""
 
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -56,6 +57,33 @@ def test_unknown_names_and_targets_are_refused():
     assert wrong_kernel.exit_code == wrong_target.exit_code == 2
     assert "kernel must be one of" in wrong_kernel.output
     assert "target must be one of" in wrong_target.output
+    nothing_to_do = run("build", "blackwell_dq", "blackwell_forward", "-t", "sm_90a")
+    assert nothing_to_do.exit_code == 2
+    said = " ".join(nothing_to_do.output.replace("│", " ").split())
+    assert "target must be one of ['sm_100a', 'sm_103a'] for blackwell_dq blackwell_forward, got ['sm_90a']" in said
+
+
+def test_some_kernels_are_built_by_a_pattern_and_others_by_name(nvrtc, cold_cache):
+    done = run("build", "hopper_op*", "row_pass[bf16,d32]", "-t", "sm_90a", "-t", "sm_100a")
+    assert done.exit_code == 0, done.output
+    for name in ("hopper_operands[d64]", "hopper_operands[d128]", "row_pass[bf16,d32]"):
+        assert name in done.output
+    assert "4 compiled, 0 cached, 0 failed" in done.output
+
+
+def test_a_cache_that_cannot_be_written_is_a_message(nvrtc, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FLAMIA_CACHE_DIR", str(tmp_path / "file"))
+    done = run("build", "formats", "-t", "sm_90a")
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert "set FLAMIA_CACHE_DIR to a folder that can" in done.output
+
+
+def test_a_measurement_without_a_gpu_is_a_message(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    done = run("bandwidth")
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+    assert "the measurement needs a GPU" in done.output and "flamia doctor" in done.output
 
 
 def test_inspect_counts_instructions(nvrtc, cold_cache):
