@@ -83,7 +83,7 @@ def attention_forward(
     :param recipe: one of `RECIPES`.
     :param softmax_scale: finite and >= 0; default ``1 / sqrt(D)``.
     :param nvfp4: how q and k are quantized; for the recipe ``nvfp4_fp8``, exactly.
-    :param score_factor: the product of the constant head scales of q and k.
+    :param score_factor: the product of the constant head scales of q and k, rounded to FP32: 0 to infinity.
     :param backward: whether the schedule shall have the backward's items.
     :param exp2: ``"exact"``, or ``"hardware"``: faster, within an error budget.
     :param strict: wait where PTX promises no order.
@@ -96,8 +96,8 @@ def attention_forward(
         raise ValueError(f"recipe must be one of {RECIPES} on Blackwell, got {recipe!r}")
     if (nvfp4 is not None) != (recipe == "nvfp4_fp8"):
         raise ValueError(f"nvfp4 must be given for the recipe nvfp4_fp8, exactly; got {nvfp4!r} for {recipe!r}")
-    if not 0 < score_factor < math.inf:
-        raise ValueError(f"score_factor must be positive and finite, got {score_factor!r}")
+    if not score_factor >= 0:
+        raise ValueError(f"score_factor must be at least 0, got {score_factor!r}")
     check_tokens("q", q)
     check_tokens("k", k, like=q)
     scale = check_softmax_scale(softmax_scale, q.shape[2])
