@@ -56,7 +56,8 @@ def read_documents(paths: Sequence[Path]) -> list[bytes]:
     """Documents of all text files under ``paths``, in the order of their names."""
     files: list[Path] = []
     for path in paths:
-        files += sorted(f for f in path.rglob("*.py") if "site-packages" not in f.parts) if path.is_dir() else [path]
+        inside = [f for f in path.rglob("*.py") if "site-packages" not in f.relative_to(path).parts]
+        files += sorted(inside) if path.is_dir() else [path]
     documents, lengths = [], np.random.default_rng(0)
     for file in files:
         passages = re.split(rb"\n(?:[ \t]*\n){2,}", file.read_bytes())

@@ -19,6 +19,9 @@ from flamia.reference.recipes import RECIPES, Recipe
 
 _LOG = logging.getLogger(__name__)
 
+AUTOCAST_DEVICES = tuple(kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(kind))
+"""Types of devices that have autocast: asked once, because torch.compile cannot trace the question in every release."""
+
 
 def attention(
     q: Tensor,
@@ -58,7 +61,7 @@ def autocast(x: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or x.dtype not in DTYPES:
         return x
     kind = x.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    if kind not in AUTOCAST_DEVICES or not torch.is_autocast_enabled(kind):
         return x
     return x.to(torch.get_autocast_dtype(kind))
 
