@@ -93,14 +93,14 @@ def publish_entry(key: str, files: Mapping[str, bytes]) -> Path:
 
 def _rename(draft: Path, place: Path) -> None:
     """Make ``draft`` the entry at ``place``, unless there is a whole one; a broken one makes way."""
-    for last_try in (False, False, True):
+    for tries_left in reversed(range(10)):  # as many other processes may damage or replace it meanwhile
         try:
             draft.rename(place)
             return
         except OSError:
             if _is_whole(place):
                 return
-            if last_try:
+            if not tries_left:
                 raise
             if os.path.lexists(place):
                 _discard(place)
