@@ -36,20 +36,20 @@ DRAFT_SECONDS = 3600.0
 def cache_dir() -> Path:
     """Where the cache lies, see the top of this file; not created by asking.
 
-    :raises OSError: naming ``FLAMIA_CACHE_DIR``, for the home folder of an unknown user.
+    :raises OSError: naming ``FLAMIA_CACHE_DIR``, where the user has no home folder, or another one is unknown.
     """
     chosen = os.environ.get("FLAMIA_CACHE_DIR")
-    if chosen:
-        try:
+    try:
+        if chosen:
             return Path(chosen).expanduser()
-        except RuntimeError as error:
-            raise OSError(f"FLAMIA_CACHE_DIR must be a folder, got {chosen!r}: {error}") from error
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+        if sys.platform == "win32":
+            base = os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local"
+        elif sys.platform == "darwin":
+            base = Path.home() / "Library" / "Caches"
+        else:
+            base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError as error:
+        raise OSError(f"FLAMIA_CACHE_DIR must be a folder, got {chosen!r}, and {error}") from error
     return Path(base) / "flamia"
 
 

@@ -73,7 +73,8 @@ def build_kernels(
         _add_rows(table, result)
     console.print(table)
     seconds = time.perf_counter() - start
-    console.print(f"{made} compiled, {found} cached, {len(failures)} failed in {seconds:.1f} s; cache {cache_dir()}")
+    summary = f"{made} compiled, {found} cached, {len(failures)} failed in {seconds:.1f} s; cache {cache_dir()}"
+    console.print(summary, markup=False, soft_wrap=True)
     for failure in failures:
         console.print(failure, style="red", markup=False, highlight=False)
     if failures:

@@ -120,9 +120,18 @@ def test_any_folder_can_be_the_cache(nvrtc, tmp_path, monkeypatch, name):
     assert build(registry.FORMATS.unit(), targets.SM_90A).cached
 
 
-def test_the_home_of_an_unknown_user_is_refused_by_name(monkeypatch):
+def test_a_home_folder_that_cannot_be_found_is_a_message(monkeypatch):
     monkeypatch.setenv("FLAMIA_CACHE_DIR", "~no_such_user_here/cache")
     with pytest.raises(OSError, match=r"^FLAMIA_CACHE_DIR must be a folder, got '~no_such_user_here/cache'"):
+        cache.cache_dir()
+
+    def homeless():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("FLAMIA_CACHE_DIR", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(OSError, match=r"^FLAMIA_CACHE_DIR must be a folder, got None, and Could not determine home"):
         cache.cache_dir()
 
 

@@ -71,6 +71,13 @@ def test_some_kernels_are_built_by_a_pattern_and_others_by_name(nvrtc, cold_cach
     assert "4 compiled, 0 cached, 0 failed" in done.output
 
 
+def test_the_cache_is_named_whatever_it_is_called(nvrtc, tmp_path, monkeypatch):
+    folder = tmp_path / "[/red] [bold]"
+    monkeypatch.setenv("FLAMIA_CACHE_DIR", str(folder))
+    done = run("build", "formats", "-t", "sm_90a")
+    assert done.exit_code == 0 and f"cache {folder}" in done.output
+
+
 def test_a_cache_that_cannot_be_written_is_a_message(nvrtc, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FLAMIA_CACHE_DIR", str(tmp_path / "file"))
