@@ -14,65 +14,72 @@
 #include "hopper/forward_tiles.cuh"
 #include "hopper/log2.cuh"
 
-// out = fl(O / l), lse, m and l of this thread's rows.
-__device__ __forceinline__ void store_rows(const ForwardParams& p, const State& t, const Work& work, int row,
-                                           uint32_t lost) {
-  const int lane = threadIdx.x % 4;
+// out = fl(O / l) of this thread's rows.
+__device__ __forceinline__ void store_out(const ForwardParams& p, const State& t, const Work& work, int row,
+                                          uint32_t lost) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = t.o[D / 2 + 2 * h], inverse = hopper::reciprocal(sum);
     float x[D / 4];
-    bool fast = true;
 #pragma unroll
-    for (int i = 0; i < D / 4; ++i) {
-      x[i] = t.o[i / 2 * 4 + 2 * h + i % 2];
-      fast &= hopper::divides_fast(x[i]);
-    }
-    if (!ptx::vote_any(!fast)) {
+    for (int i = 0; i < D / 4; ++i) x[i] = t.o[i / 2 * 4 + 2 * h + i % 2];
+    if (hopper::divides_fast(x)) {
 #pragma unroll
       for (int i = 0; i < D / 4; ++i) x[i] = hopper::divide_fast(x[i], sum, inverse);
     } else {
 #pragma unroll
       for (int i = 0; i < D / 4; ++i) x[i] = hopper::divide_slow(x[i], sum, inverse);
     }
-    const bool lost_l = lost >> h & 1;
-    if (lost_l || (lost >> h & 4)) {
+    if (lost & 5u << h) {
 #pragma unroll
       for (int i = 0; i < D / 4; ++i) x[i] = hopper::not_a_number();
     }
     if (row + 8 * h >= work.rows) continue;
     const int64_t token = int64_t(work.start) + row + 8 * h;
     char* const out = static_cast<char*>(const_cast<void*>(p.out.data)) +
-                      (token * p.out.token_stride + work.head * p.out.head_stride) * p.element_bytes;
+                      (token * p.out.token_stride + work.head * p.out.head_stride + 2 * (threadIdx.x % 4)) *
+                          p.element_bytes;
+    if (p.element_bytes == 4) {
 #pragma unroll
-    for (int i = 0; i < D / 4; i += 2) {
-      const int column = 4 * i + 2 * lane;
-      if (p.element_bytes == 4) {
-        ptx::st_global_v2(out + 4 * column, __float_as_uint(x[i]), __float_as_uint(x[i + 1]));
-      } else {
-        const uint32_t pair = p.half ? ptx::cvt_rn_f16x2_f32(x[i + 1], x[i]) : ptx::cvt_rn_bf16x2_f32(x[i + 1], x[i]);
-        ptx::st_global_b32(out + 2 * column, pair);
+      for (int i = 0; i < D / 4; i += 2) {
+        ptx::st_global_v2(out + 16 * i, __float_as_uint(x[i]), __float_as_uint(x[i + 1]));
       }
-    }
-    if (lane == 0) {
-      const int64_t at = work.head * p.num_tokens + token;
-      const double natural = 0.6931471805599453 * (double(t.rows.top[h]) + hopper::log2_f64(sum));
-      p.m[at] = t.rows.top[h];
-      p.l[at] = lost_l ? hopper::not_a_number() : sum;
-      p.lse[at] = lost_l ? hopper::not_a_number() : float(natural);
+    } else if (p.half) {
+#pragma unroll
+      for (int i = 0; i < D / 4; i += 2) ptx::st_global_b32(out + 8 * i, ptx::cvt_rn_f16x2_f32(x[i + 1], x[i]));
+    } else {
+#pragma unroll
+      for (int i = 0; i < D / 4; i += 2) ptx::st_global_b32(out + 8 * i, ptx::cvt_rn_bf16x2_f32(x[i + 1], x[i]));
     }
   }
+}
+
+// lse, m and l: of the four lanes that share two rows, one for each row.
+__device__ __forceinline__ void store_sums(const ForwardParams& p, const State& t, const Work& work, int row,
+                                           uint32_t lost) {
+  const int h = threadIdx.x % 4;
+  if (h > 1 || row + 8 * h >= work.rows) return;
+  const float sum = h == 0 ? t.o[D / 2] : t.o[D / 2 + 2], top = h == 0 ? t.rows.top[0] : t.rows.top[1];
+  const bool lost_l = lost >> h & 1;
+  const int64_t at = work.head * p.num_tokens + work.start + row + 8 * h;
+  const double natural = 0.6931471805599453 * (double(top) + hopper::log2_f64(sum));
+  p.m[at] = top;
+  p.l[at] = lost_l ? hopper::not_a_number() : sum;
+  p.lse[at] = lost_l ? hopper::not_a_number() : float(natural);
 }
 
 __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) {
   const int group = threadIdx.x / 128 - 1;
   const int row = 64 * group + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // of h = 0
+  WorkRing ring;
   QRing q;
   KvRing k, v;
-  for (;; q.advance()) {
-    hopper::wait(ptx::shared_address(&shared.q_full[q.stage]), q.phase);
-    const Work work = shared.work[q.stage];
+  for (;; ring.advance(), q.advance()) {
+    hopper::wait(ptx::shared_address(&shared.work_full[ring.stage]), ring.phase);
+    const Work work = shared.work[ring.stage];
+    release(shared.work_empty[ring.stage]);
     if (work.keys == 0) break;
+    hopper::wait(ptx::shared_address(&shared.q_full[q.stage]), q.phase);
     if (64 * group >= work.rows) {  // no row of this warpgroup's
       for (int j = 0; j < work.keys; ++j, k.advance(), v.advance()) {
         hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
@@ -85,13 +92,12 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
     }
 
     State t;
-    const float* const exponents = p.q_exponents + (work.head * p.max_tiles + work.tile) * layout::TILE + row;
-    const float e[2] = {exponents[0], exponents[8]};
     const uint32_t rows = ptx::shared_address(slot(shared, Q_SLOT[0] + q.stage * (Q_SLOT[1] - Q_SLOT[0]))) +
                           group * 64 * (ROW_BYTES < 128 ? ROW_BYTES : 128);
     const uint32_t q_rows = uniform(rows);
     hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
     start_scores(t.s, shared, q_rows, uniform(k.stage));
+    const float e[2] = {shared.q_exponents[q.stage][row], shared.q_exponents[q.stage][row + 8]};
     uint32_t lost = 0;  // bit h: P and l of row h are NaN; bit 2 + h: O is
     t.rows.c = p.c;
     t.rows.lost = 0;
@@ -116,7 +122,8 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
       if ((work.lost & 2) || row + 8 * h >= work.first_lost_v) lost |= 4u << h;
       if (lost_q >> h & 1) t.rows.top[h] = hopper::minus_infinity();
     }
-    store_rows(p, t, work, row, lost);
+    store_out(p, t, work, row, lost);
+    store_sums(p, t, work, row, lost);
   }
 }
 
@@ -127,6 +134,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
   for (int i = threadIdx.x; i < hopper::PANEL_BYTES / 4; i += THREADS) ones[i] = 0x3F803F80u;
   ptx::fence_proxy_async();
   if (threadIdx.x == 0) {
+    for (int i = 0; i < WORK_STAGES; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&shared.work_full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[i]), 4 * GROUPS + 1);
+    }
     for (int i = 0; i < Q_STAGES; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]), 1);
       ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]), 4 * GROUPS);
@@ -142,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
   __syncthreads();
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<40>();
-    if (threadIdx.x < 32) produce(p, shared);
+    if (threadIdx.x < 32) take_items(p, shared);
+    if (threadIdx.x == 32) fetch_items(p, shared);
   } else {
     ptx::setmaxnreg_inc<232>();
     consume(p, shared);

@@ -1,4 +1,4 @@
-// The Hopper forward: the producer warp, which takes work items and fetches tiles.
+// The Hopper forward: two producer warps, one that takes work items and inspects them, one that fetches their tiles.
 #pragma once
 
 #include "hopper/forward_shared.cuh"
@@ -46,6 +46,7 @@ __device__ __forceinline__ Work inspect(const ForwardParams& p, int head, int ti
   }
   bool lost_k = false, lost_v = false;
   int first_lost_k = layout::TILE, first_lost_v = layout::TILE;
+#pragma unroll 1
   for (int j = lane; j < keys; j += 32) {
     const float* const words = p.factors + (first_key + j) * hopper::FACTOR_WORDS + layout::TILE;
     const auto k = *reinterpret_cast<const hopper::KeyTile*>(words);
@@ -71,18 +72,21 @@ __device__ __forceinline__ Work inspect(const ForwardParams& p, int head, int ti
           (ptx::vote_any(lost_k) ? 1 : 0) | (ptx::vote_any(lost_v) ? 2 : 0),
           int(ptx::shfl_idx(first_lost_k, (keys - 1) % 32)),
           int(ptx::shfl_idx(first_lost_v, (keys - 1) % 32)),
-          {}};
+          int32_t(first_key)};
 }
 
-// By one warp.
-__device__ __forceinline__ void produce(const ForwardParams& p, Shared& shared) {
-  const bool leader = threadIdx.x == 0;
-  QRing q;
-  KvRing kv;
+// Takes items and publishes the query tiles in them; at the end, one of no keys. By one warp.
+__device__ __forceinline__ void take_items(const ForwardParams& p, Shared& shared) {
+  const bool leader = threadIdx.x % 32 == 0;
+  WorkRing ring;
   const auto publish = [&](const Work& work) {
-    hopper::wait(ptx::shared_address(&shared.q_empty[q.stage]), q.phase ^ 1);
-    shared.work[q.stage] = work;
-    return ptx::shared_address(&shared.q_full[q.stage]);
+    if (leader) {
+      hopper::wait(ptx::shared_address(&shared.work_empty[ring.stage]), ring.phase ^ 1);
+      shared.work[ring.stage] = work;
+      ptx::mbarrier_arrive(ptx::shared_address(&shared.work_full[ring.stage]));
+    }
+    ring.advance();
+    ptx::bar_warp_sync();
   };
   const int items = p.status[layout::NUM_FORWARD];
   for (;;) {
@@ -95,20 +99,29 @@ __device__ __forceinline__ void produce(const ForwardParams& p, Shared& shared) 
     const int head = item.y, last = min(item.z + 2, count);
     const int64_t first_key = head / p.group * p.max_tiles + base;
     for (int index = item.z; index < last; ++index) {
-      const int tile = base + index, keys = p.causal ? index + 1 : count;
-      const Work work = inspect(p, head, tile, first_key, keys);
-      if (leader) {
-        const uint32_t full = publish(work);
-        ptx::mbarrier_arrive_expect_tx(full, TILE_BYTES);
-        fetch(slot(shared, Q_SLOT[q.stage]), p.q + (head * p.max_tiles + tile) * TILE_BYTES, TILE_BYTES, full);
-        q.advance();
-        fetch_keys(p, shared, kv, first_key, keys);
-      }
-      ptx::bar_warp_sync();
+      publish(inspect(p, head, base + index, first_key, p.causal ? index + 1 : count));
     }
   }
-  if (leader) {
-    ptx::mbarrier_arrive(publish({}));
-    if (atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
+  publish({});
+  if (leader && atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
+}
+
+// By one thread.
+__device__ __forceinline__ void fetch_items(const ForwardParams& p, Shared& shared) {
+  WorkRing ring;
+  QRing q;
+  KvRing kv;
+  for (;; ring.advance(), q.advance()) {
+    hopper::wait(ptx::shared_address(&shared.work_full[ring.stage]), ring.phase);
+    const Work work = shared.work[ring.stage];
+    if (work.keys == 0) break;
+    const uint32_t full = ptx::shared_address(&shared.q_full[q.stage]);
+    hopper::wait(ptx::shared_address(&shared.q_empty[q.stage]), q.phase ^ 1);
+    ptx::mbarrier_arrive_expect_tx(full, TILE_BYTES + sizeof(shared.q_exponents[0]));
+    const int64_t at = work.head * p.max_tiles + work.tile;
+    fetch(slot(shared, Q_SLOT[q.stage]), p.q + at * TILE_BYTES, TILE_BYTES, full);
+    fetch(shared.q_exponents[q.stage], p.q_exponents + at * layout::TILE, sizeof(shared.q_exponents[0]), full);
+    fetch_keys(p, shared, kv, work.first_key, work.keys);
+    ptx::mbarrier_arrive(ptx::shared_address(&shared.work_empty[ring.stage]));
   }
 }

@@ -48,7 +48,6 @@ constexpr int TILE_BYTES = layout::TILE * ROW_BYTES;  // of Q and K
 constexpr int PANELS = D / 64;                        // of a wide tile
 constexpr int WIDE_BYTES = PANELS * hopper::PANEL_BYTES;
 constexpr int O_REGISTERS = D / 2 + 4;  // and those of l
-constexpr int HELD = hopper::Held<E4M3>::WORDS;
 
 // |acc| < 2^this times 2^eQ 2^eK: 128 products of at most 448^2, or, unscaled, of less than 1.
 constexpr int MAX_SCORE_EXPONENT = E4M3 ? 25 : 7;
@@ -56,6 +55,7 @@ constexpr int MAX_SCORE_EXPONENT = E4M3 ? 25 : 7;
 constexpr int GROUPS = 2;  // consumer warpgroups
 constexpr int THREADS = 128 * (GROUPS + 1);
 constexpr int Q_STAGES = 2;
+constexpr int WORK_STAGES = 2;
 constexpr int KV_STAGES = ROW_BYTES == 256 ? 2 : 3;
 
 // ---- shared memory ---------------------------------------------------------------------------------------------
@@ -80,14 +80,17 @@ struct alignas(16) Work {
   int32_t slow;   // Note [Usual and unusual exponents]
   int32_t lost;   // all rows see a lost token of K (bit 0), of V (bit 1)
   int32_t first_lost_k, first_lost_v;  // in the diagonal tile
-  int32_t unused[3];
+  int32_t first_key;  // its slot in the KV head's tiles, counted over all heads
+  int32_t unused[2];
 };
 
 struct alignas(1024) Shared {
   uint8_t slots[SLOTS][hopper::PANEL_BYTES];
   float factors[KV_STAGES][hopper::FACTOR_WORDS];
   float fold[KV_STAGES][hopper::FOLD_WORDS];
-  Work work[Q_STAGES];
+  float q_exponents[Q_STAGES][layout::TILE];
+  Work work[WORK_STAGES];
+  uint64_t work_full[WORK_STAGES], work_empty[WORK_STAGES];
   uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
   uint64_t k_full[KV_STAGES], k_empty[KV_STAGES];
   uint64_t v_full[KV_STAGES], v_empty[KV_STAGES];
@@ -103,3 +106,4 @@ __device__ __forceinline__ int pick(const int (&values)[3], uint32_t stage) {
 
 using KvRing = hopper::Ring<KV_STAGES>;
 using QRing = hopper::Ring<Q_STAGES>;
+using WorkRing = hopper::Ring<WORK_STAGES>;

@@ -64,21 +64,24 @@ struct State {
   hopper::QueryRows rows;
 };
 
-// From S, which has arrived, to scaled scores, and top: m of the tile. If MASKED, the rows of this thread see the keys
-// up to last[h].
-template <bool MASKED>
-__device__ __forceinline__ void measure(State& t, bool slow, const float* factors, const int (&last)[2],
+// From S, which has arrived, to scaled scores, and top: m of the tile. `hides`: the rows of this thread see the keys up
+// to last[h] only.
+__device__ __forceinline__ void measure(State& t, bool slow, const float* factors, bool hides, const int (&last)[2],
                                         float (&top)[2]) {
+  hopper::scale_scores(t.s, factors);
+  if (hides) hopper::hide_scores(t.s, last);
   float largest[2];
   if (slow) {
-    hopper::scale_scores<true, MASKED>(t.s, factors, last, t.rows, largest);
-  } else {
-    hopper::scale_scores<false, MASKED>(t.s, factors, last, t.rows, largest);
-  }
+    const int seen[2] = {hides ? last[0] : layout::TILE, hides ? last[1] : layout::TILE};
+    hopper::saturate_scores(t.s, factors, seen, t.rows);
+    hopper::find_largest(t.s, largest);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    top[h] = slow ? hopper::ceil_slow(largest[h], t.rows.c) : hopper::ceil_product(largest[h], t.rows.scaled[h]);
+    for (int h = 0; h < 2; ++h) top[h] = hopper::ceil_slow(largest[h], t.rows.c);
+    return;
   }
+  if (ptx::vote_any(!hopper::find_largest_bits(t.s, largest))) hopper::find_largest(t.s, largest);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) top[h] = hopper::ceil_product(largest[h], t.rows.scaled[h]);
 }
 
 // M grows to `top`. `below`: top - M; `factor`: what O and l are to be multiplied by. Whether that changes them.
@@ -100,124 +103,118 @@ __device__ __forceinline__ void rescale(State& t, const float (&factor)[2]) {
   for (int i = 0; i < O_REGISTERS; ++i) t.o[i] = __fmul_rn(t.o[i], factor[i / 2 % 2]);
 }
 
-// One half of P, from scaled scores, as operand A; if KEEP, also as it is, rounded.
-template <int HALF, bool SLOW, bool KEEP>
-__device__ __forceinline__ void make_operand_so(State& t, const float (&top)[2], const float (&below)[2],
-                                                uint32_t* held) {
-  const uint32_t scale[2] = {hopper::operand_scale<E4M3>(below[0]), hopper::operand_scale<E4M3>(below[1])};
-  constexpr int STEP = hopper::AT_ONCE, WORDS = HELD / 16 * STEP;
+// One half of P, from scaled scores, as operand A.
+template <int HALF, hopper::Way WAY>
+__device__ __forceinline__ void make_half(State& t, const float (&top)[2], const uint32_t (&scale)[2]) {
+  constexpr int STEP = hopper::AT_ONCE;
 #pragma unroll
   for (int i = 8 * HALF; i < 8 * HALF + 8; i += STEP) {
-    uint32_t words[WORDS];
-    hopper::round_blocks<E4M3, SLOW>(words, t.s + 4 * i, top, t.rows);
+    uint32_t words[E4M3 ? STEP : 2 * STEP];
+    hopper::round_blocks<E4M3, WAY>(words, t.s + 4 * i, top, t.rows);
     hopper::expand_blocks<E4M3>(t.a + 2 * i, words, scale);
-#pragma unroll
-    for (int j = 0; KEEP && j < WORDS; ++j) held[i * HELD / 16 + j] = words[j];
   }
 }
 
-template <int HALF, bool KEEP>
-__device__ __forceinline__ void make_operand(State& t, bool slow, const float (&top)[2], const float (&below)[2],
-                                             uint32_t* held) {
-  if (slow) {
-    make_operand_so<HALF, true, KEEP>(t, top, below, held);
+template <int HALF>
+__device__ __forceinline__ void make_operand(State& t, hopper::Way way, const float (&top)[2],
+                                             const uint32_t (&scale)[2]) {
+  if (E4M3 && way == hopper::Way::SATURATED) {
+    make_half<HALF, hopper::Way::SATURATED>(t, top, scale);
+  } else if (way == hopper::Way::CLAMPED) {
+    make_half<HALF, hopper::Way::CLAMPED>(t, top, scale);
   } else {
-    make_operand_so<HALF, false, KEEP>(t, top, below, held);
+    make_half<HALF, hopper::Way::SLOW>(t, top, scale);
   }
 }
 
-// The products of a tile, l and O apart: in a diagonal tile P' stands in for P. What P' adds to l is thrown away.
-__device__ __forceinline__ void add_apart(State& t, Shared& shared, uint32_t stage, const uint32_t (&held)[HELD],
-                                          const float (&below)[2], int row, bool diagonal) {
+// The products of the last tile, l of P and O of P' apart, where it `folds`; a holds P's codes as they are then.
+__device__ __forceinline__ void add_apart(State& t, Shared& shared, uint32_t stage, bool folds, const float (&below)[2],
+                                          int row) {
   const uint64_t ones = hopper::describe_mn_major(ptx::shared_address(slot(shared, 0)), hopper::PANEL_BYTES);
+  uint32_t p[32];
+  constexpr float NONE = 8.0f;  // P's codes are in units of 2^(below - 8)
+  const uint32_t scale[2] = {hopper::operand_scale<false>(folds ? below[0] : NONE),
+                             hopper::operand_scale<false>(folds ? below[1] : NONE)};
+#pragma unroll
+  for (int i = 0; i < 32; ++i) p[i] = ptx::mul_rn_bf16x2(t.a[i], scale[i % 2]);
   float l[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) l[i] = t.o[D / 2 + i];
   ptx::wgmma_fence();
 #pragma unroll
-  for (int i = 0; i < 8; ++i) ptx::wgmma_bf16_rs<8>(l, t.a + 4 * i, hopper::advance(ones, i * hopper::MN_STEP), 1);
+  for (int i = 0; i < 8; ++i) ptx::wgmma_bf16_rs<8>(l, p + 4 * i, hopper::advance(ones, i * hopper::MN_STEP), 1);
   ptx::wgmma_commit_group();
-  uint32_t folded[32];
-  if (E4M3 && diagonal) {
-    hopper::fold_p<E4M3>(folded, held, below, row, shared.fold[stage]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 32; ++i) folded[i] = t.a[i];
-  }
+  if (folds) hopper::fold_p(t.a, below, row, shared.fold[stage]);
   const uint64_t v = describe_values(shared, uniform(stage));
-  start_values<0>(t.o, folded, v);
-  start_values<1>(t.o, folded, v);
+  start_values<0>(t.o, t.a, v);
+  start_values<1>(t.o, t.a, v);
   ptx::wgmma_wait_group<0>();
   keep_all(l);
+  keep_all(p);
   keep_all(t.o);
   keep_all(t.a);
-  keep_all(folded);
 #pragma unroll
-  for (int i = 0; i < 4; ++i) t.o[D / 2 + i] = l[i];
+  for (int i = 0; i < 4; ++i) t.o[D / 2 + i] = l[i];  // what P' added to it is thrown away
 }
 
-// S of the next key tile beside P V of the one before, and from S to P: Note [Forward on Hopper]. LAST: the next is the
-// last one.
-template <bool LAST>
-__device__ __forceinline__ void step_tiles(State& t, Shared& shared, KvRing& k, KvRing& v, uint32_t q, bool slow,
-                                           const int (&last)[2], float (&below)[2], uint32_t* held) {
-  const uint32_t k_stage = uniform(k.stage);
-  const uint64_t values = describe_values(shared, uniform(v.stage));
-  hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
-  hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
-  start_scores(t.s, shared, q, k_stage);
-  start_values<0>(t.o, t.a, values);
-  start_values<1>(t.o, t.a, values);
-
-  float top[2], factor[2];
-  ptx::wgmma_wait_group<2>();  // S
-  keep_all(t.s);
-  measure<LAST>(t, slow, shared.factors[k.stage], last, top);
-  release(shared.k_empty[k.stage]);
-  k.advance();
-  const bool grown = raise_top(t, top, below, factor);
-  ptx::wgmma_wait_group<1>();  // the first half of P V, which frees the first half of A
-#pragma unroll
-  for (int i = 0; i < 16; ++i) ptx::keep(t.a[i]);
-  make_operand<0, LAST>(t, slow, top, below, held);
-  ptx::wgmma_wait_group<0>();
-  keep_all(t.o);
-#pragma unroll
-  for (int i = 16; i < 32; ++i) ptx::keep(t.a[i]);
-  release(shared.v_empty[v.stage]);
-  v.advance();
-  if (grown) rescale(t, factor);
-  make_operand<1, LAST>(t, slow, top, below, held);
-}
-
-// All key tiles of a query tile, the S of the first of which is under way; the rings follow.
+// All key tiles of a query tile, the S of the first of which is under way; the rings follow. S of the next tile and P V
+// of this one are started together: Note [Forward on Hopper].
 __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, KvRing& v, uint32_t q, int row, int keys,
                                           bool causal, bool slow) {
-  const int all[2] = {127, 127}, last[2] = {causal ? row : 127, causal ? row + 8 : 127};
-  float top[2], below[2], factor[2];
-  uint32_t held[HELD];
+  const int last[2] = {row, row + 8};
+  const uint32_t q_half = uniform(row / 64);
+  const bool folds = E4M3 && causal;
+  float below[2];
   ptx::wgmma_wait_group<0>();
   keep_all(t.s);
-  if (keys > 1) {
-    measure<false>(t, slow, shared.factors[k.stage], all, top);
-    release(shared.k_empty[k.stage]);
-    k.advance();
-    raise_top(t, top, below, factor);
-    make_operand<0, false>(t, slow, top, below, nullptr);
-    make_operand<1, false>(t, slow, top, below, nullptr);
 #pragma unroll 1
-    for (int j = 1; j < keys - 1; ++j) step_tiles<false>(t, shared, k, v, q, slow, all, below, nullptr);
-    step_tiles<true>(t, shared, k, v, q, slow, last, below, held);
-  } else {
-    measure<true>(t, slow, shared.factors[k.stage], last, top);
+  for (int left = keys - 1;; --left) {
+    const bool diagonal = causal && left == 0;
+    float top[2], factor[2];
+    measure(t, slow, shared.factors[k.stage], diagonal, last, top);
     release(shared.k_empty[k.stage]);
     k.advance();
-    raise_top(t, top, below, factor);
-    make_operand<0, true>(t, slow, top, below, held);
-    make_operand<1, true>(t, slow, top, below, held);
+    const bool grown = raise_top(t, top, below, factor);
+    const bool high = ptx::vote_any(fmaxf(top[0], top[1]) >= hopper::HIGH_TOP);
+    const auto way = slow              ? hopper::Way::SLOW
+                     : !E4M3 || high ? hopper::Way::CLAMPED
+                                     : hopper::Way::SATURATED;
+    const bool codes = E4M3 && diagonal;  // a is to hold P's codes, for add_apart
+    const uint32_t scale[2] = {codes ? hopper::EXPANDED_SCALE : hopper::operand_scale<E4M3>(below[0]),
+                               codes ? hopper::EXPANDED_SCALE : hopper::operand_scale<E4M3>(below[1])};
+    ptx::wgmma_wait_group<1>();  // the first half of P V, which frees the first half of A
+#pragma unroll
+    for (int i = 0; i < 16; ++i) ptx::keep(t.a[i]);
+    make_operand<0>(t, way, top, scale);
+    ptx::wgmma_wait_group<0>();
+    keep_all(t.o);
+#pragma unroll
+    for (int i = 16; i < 32; ++i) ptx::keep(t.a[i]);
+    if (left != keys - 1) {
+      release(shared.v_empty[v.stage]);
+      v.advance();
+    }
+    if (grown) rescale(t, factor);
+    if (diagonal && q_half == 0) {  // every key of the second half is hidden
+#pragma unroll
+      for (int i = 16; i < 32; ++i) t.a[i] = 0;
+    } else {
+      make_operand<1>(t, way, top, scale);
+    }
+    if (left == 0) break;
+
+    const uint32_t k_stage = uniform(k.stage);
+    const uint64_t values = describe_values(shared, uniform(v.stage));
+    hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
+    hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
+    start_scores(t.s, shared, q, k_stage);
+    start_values<0>(t.o, t.a, values);
+    start_values<1>(t.o, t.a, values);
+    ptx::wgmma_wait_group<2>();  // S
+    keep_all(t.s);
   }
   hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
-  add_apart(t, shared, v.stage, held, below, row, causal);
+  add_apart(t, shared, v.stage, folds, below, row);
   release(shared.v_empty[v.stage]);
   v.advance();
 }

@@ -10,8 +10,8 @@
 //
 // Note [Fold tile]
 // ~~~~~~~~~~~~~~~~
-// For every tile of V1, 256 words: the exponent e of each token, then the largest e of its 32-token block up to it. So
-// E_ib of flamia.reference.probabilities.fold_values is the second at the last token of block b that row i sees.
+// For every tile of V1, 256 words: 2^e of each token with its exponent e, then the largest e of its 32-token block up to
+// it. So E_ib of flamia.reference.probabilities.fold_values is the second at the last token of block b that row i sees.
 #include "common/tokens.cuh"
 #include "hopper/factors.cuh"
 #include "hopper/ptx.cuh"
@@ -127,7 +127,7 @@ __device__ __forceinline__ void write_factors(const OperandsParams& p, const lay
         const float below = __uint_as_float(ptx::shfl_up(__float_as_uint(prefix), lanes));
         if (lane >= lanes) prefix = fmaxf(prefix, below);
       }
-      fold[row] = own;
+      fold[row] = formats::decode_e8m0(uint32_t(int(own) + 127));
       fold[layout::TILE + row] = prefix;
     }
   }

@@ -96,6 +96,13 @@ __device__ __forceinline__ float fma_rn_sat_f32(float a, float b, float c) {
   return d;
 }
 
+// The same, rounded up before it is clamped.
+__device__ __forceinline__ float fma_rp_sat_f32(float a, float b, float c) {
+  float d;
+  asm("fma.rp.sat.f32 %0, %1, %2, %3;" : "=f"(d) : "f"(a), "f"(b), "f"(c));
+  return d;
+}
+
 // About 1 / x.
 __device__ __forceinline__ float rcp_approx_f32(float x) {
   float d;

@@ -30,42 +30,80 @@ struct QueryRows {
   uint32_t lost;    // bit h: P of row h is NaN
 };
 
-// The largest of a row, over the four lanes that share it.
-__device__ __forceinline__ float row_max(float x) {
-  x = fmaxf(x, __uint_as_float(ptx::shfl_bfly(__float_as_uint(x), 1)));
-  return fmaxf(x, __uint_as_float(ptx::shfl_bfly(__float_as_uint(x), 2)));
-}
-
-// Scores to scaled scores (usual: acc 2^eK; slow: S), with NaN for hidden keys: those whose factor is NaN, and, if
-// MASKED, those past last[h]. `largest`: of each row.
-template <bool SLOW, bool MASKED>
-__device__ __forceinline__ void scale_scores(float (&s)[64], const float* factors, const int (&last)[2],
-                                             QueryRows& rows, float (&largest)[2]) {
+// Scores to scaled scores, acc 2^eK, with NaN for hidden keys: those whose factor is NaN.
+__device__ __forceinline__ void scale_scores(float (&s)[64], const float* factors) {
   const int column = 2 * (threadIdx.x % 4);
-  largest[0] = largest[1] = minus_infinity();
 #pragma unroll
   for (int i = 0; i < 16; ++i) {
     const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * i + column);
 #pragma unroll
-    for (int h = 0; h < 2; ++h) {
+    for (int j = 0; j < 4; ++j) s[4 * i + j] = __fmul_rn(s[4 * i + j], j % 2 == 0 ? factor.x : factor.y);
+  }
+}
+
+// NaN for the keys past last[h].
+__device__ __forceinline__ void hide_scores(float (&s)[64], const int (&last)[2]) {
+  const int column = 2 * (threadIdx.x % 4);
 #pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        float& x = s[4 * i + 2 * h + j];
-        const float f = j == 0 ? factor.x : factor.y;
-        x = __fmul_rn(x, f);
-        if (MASKED && 8 * i + column + j > last[h]) x = not_a_number();
-        if constexpr (SLOW) {
-          x = __fmul_rn(x, rows.factor[h]);
-          const bool hidden = f != f || (MASKED && 8 * i + column + j > last[h]);
-          if (!hidden && !(x < __uint_as_float(0x7F800000u))) rows.lost |= 1u << h;
-          if (!hidden && x < -LARGEST) x = -LARGEST;  // it overflowed
-        }
-        largest[h] = fmaxf(largest[h], x);
-      }
+  for (int i = 0; i < 64; ++i) {
+    if (8 * (i / 4) + i % 2 + column > last[i / 2 % 2]) s[i] = not_a_number();
+  }
+}
+
+// Slow: from acc 2^eK to S, which may overflow. The row sees the keys up to last[h] that have a factor.
+__device__ __forceinline__ void saturate_scores(float (&s)[64], const float* factors, const int (&last)[2],
+                                                QueryRows& rows) {
+  const int column = 2 * (threadIdx.x % 4);
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const int key = 8 * (i / 4) + i % 2 + column, h = i / 2 % 2;
+    const bool hidden = factors[key] != factors[key] || key > last[h];
+    s[i] = __fmul_rn(s[i], rows.factor[h]);
+    if (!hidden && !(s[i] < __uint_as_float(0x7F800000u))) rows.lost |= 1u << h;
+    if (!hidden && s[i] < -LARGEST) s[i] = -LARGEST;
+  }
+}
+
+// The largest of a row, over the four lanes that share it; NaN counts as nothing.
+__device__ __forceinline__ void find_largest(const float (&s)[64], float (&largest)[2]) {
+  largest[0] = largest[1] = minus_infinity();
+#pragma unroll
+  for (int i = 0; i < 64; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) {
+      largest[h] = fmaxf(largest[h], __uint_as_float(ptx::shfl_bfly(__float_as_uint(largest[h]), lanes)));
     }
   }
-  largest[0] = row_max(largest[0]);
-  largest[1] = row_max(largest[1]);
+}
+
+// Note [Maximum of bits]
+// ~~~~~~~~~~~~~~~~~~~~~~
+// Hopper takes the maximum of three integers at a time, but of two FP32 numbers. Bits of FP32 numbers, as signed
+// integers, order the positive ones as they are, above all negative ones and below NaN. So if the largest is neither
+// negative nor NaN, it is that of the numbers. Elsewhere it says so, and the maximum must be found otherwise.
+
+// The same, if it returns true in every lane.
+__device__ __forceinline__ bool find_largest_bits(const float (&s)[64], float (&largest)[2]) {
+  bool found = true;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    int bits[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {  // two chains, of the halves of the tile
+      const float* const x = s + 32 * c + 2 * h;
+      bits[c] = max(__float_as_int(x[0]), __float_as_int(x[1]));
+#pragma unroll
+      for (int i = 4; i < 32; i += 4) bits[c] = max(max(bits[c], __float_as_int(x[i])), __float_as_int(x[i + 1]));
+    }
+    bits[0] = max(bits[0], bits[1]);
+#pragma unroll
+    for (int lanes = 1; lanes < 4; lanes *= 2) bits[0] = max(bits[0], int(ptx::shfl_bfly(uint32_t(bits[0]), lanes)));
+    found &= uint32_t(bits[0]) < 0x7F800000u;
+    largest[h] = __int_as_float(bits[0]);
+  }
+  return found;
 }
 
 // c S where it is large: rounded, saturating.
@@ -93,33 +131,49 @@ __device__ __forceinline__ float exp2_slow(float s, float c, float top) {
   return hidden ? 0.0f : __uint_as_float(__float_as_uint(exp2_mantissa(f)) + shift);
 }
 
-// What a thread holds of P: E4M3 codes, in bytes row 0, row 1, row 0, row 1 of each 8 columns, or bfloat16 pairs.
-template <bool E4M3>
-struct Held {
-  static constexpr int WORDS = E4M3 ? 16 : 32;
-};
+// E4M3 codes of the four elements x[2 h + c] of 8 columns: bytes row 0, row 1, row 0, row 1.
+__device__ __forceinline__ uint32_t pack_codes(const float* x) {
+  return ptx::cvt_rn_satfinite_e4m3x2_f32(x[2], x[0]) | ptx::cvt_rn_satfinite_e4m3x2_f32(x[3], x[1]) << 16;
+}
+
+// Those of row h as two bfloat16 numbers, times 2^-120: a code's bits, moved to where bfloat16 has exponent and mantissa,
+// are that, subnormals too.
+template <int H>
+__device__ __forceinline__ uint32_t expand_codes(uint32_t codes) {
+  return H == 0 ? (codes & 0x00FF00FFu) << 4 : codes >> 4 & 0x0FF00FF0u;
+}
+constexpr uint32_t EXPANDED_SCALE = 0x7B807B80u;  // 2^120 twice
+
+// How P is computed: by Note [Clamp by saturation]; for higher tops, and where P is not rounded to E4M3, by Note [Floor
+// by a magic addend]; by Note [Usual and unusual exponents].
+enum class Way { SATURATED, CLAMPED, SLOW };
 
 // Blocks of 8 columns whose exponentials are computed side by side: several independent chains keep the machine busy.
 constexpr int AT_ONCE = 4;
 
-// P of AT_ONCE blocks of scaled scores, from block i on, rounded.
-template <bool E4M3, bool SLOW>
+// P of AT_ONCE blocks of scaled scores, from block i on, rounded: in E4M3 a word for each, codes of row 0, row 1, row 0,
+// row 1 of each 8 columns; else two words of bfloat16 pairs.
+template <bool E4M3, Way WAY>
 __device__ __forceinline__ void round_blocks(uint32_t* held, const float* s, const float (&top)[2],
                                              const QueryRows& rows) {
-  float y[4 * AT_ONCE], c[4 * AT_ONCE], shift[4 * AT_ONCE];
+  constexpr int N = 4 * AT_ONCE;
+  float y[N], c[N], k[N];
 #pragma unroll
-  for (int j = 0; j < 4 * AT_ONCE; ++j) {
+  for (int j = 0; j < N; ++j) {
+    const int h = j / 2 % 2;
     y[j] = s[j];
-    c[j] = rows.scaled[j / 2 % 2];
-    shift[j] = __fsub_rn(MAGIC + 8.0f, top[j / 2 % 2]);
+    c[j] = WAY == Way::SATURATED ? __fmul_rn(rows.scaled[h], UNIT) : rows.scaled[h];
+    k[j] = WAY == Way::SATURATED ? saturation_addend(top[h]) : __fsub_rn(MAGIC + 8.0f, top[h]);
   }
-  if constexpr (SLOW) {
+  if constexpr (WAY == Way::SLOW) {
 #pragma unroll
-    for (int j = 0; j < 4 * AT_ONCE; ++j) y[j] = exp2_slow(y[j], rows.c, top[j / 2 % 2]);
+    for (int j = 0; j < N; ++j) y[j] = exp2_slow(y[j], rows.c, top[j / 2 % 2]);
+  } else if constexpr (WAY == Way::SATURATED) {
+    exp2_saturated(y, c, k);
   } else {
-    exp2_shifted(y, c, shift, E4M3 ? LIMIT_E4M3 : LIMIT_BF16);
+    exp2_shifted(y, c, k, E4M3 ? LIMIT_E4M3 : LIMIT_BF16);
 #pragma unroll
-    for (int j = 0; j < 4 * AT_ONCE; ++j) {
+    for (int j = 0; j < N; ++j) {
       if (!E4M3 && s[j] != s[j]) y[j] = 0.0f;
     }
   }
@@ -127,7 +181,7 @@ __device__ __forceinline__ void round_blocks(uint32_t* held, const float* s, con
   for (int j = 0; j < AT_ONCE; ++j) {
     const float* const x = y + 4 * j;
     if constexpr (E4M3) {
-      held[j] = ptx::cvt_rn_satfinite_e4m3x2_f32(x[2], x[0]) | ptx::cvt_rn_satfinite_e4m3x2_f32(x[3], x[1]) << 16;
+      held[j] = pack_codes(x);
     } else {
       held[2 * j] = ptx::cvt_rn_bf16x2_f32(x[1], x[0]);
       held[2 * j + 1] = ptx::cvt_rn_bf16x2_f32(x[3], x[2]);
@@ -136,8 +190,7 @@ __device__ __forceinline__ void round_blocks(uint32_t* held, const float* s, con
 }
 
 // What P's elements are multiplied by as operand A of the tokens' contraction: 2^(top - 8 - M), the tile's scale
-// factor, which is 0 below 2^-127; twice, in bfloat16. `below`: top - M. A code's bits, moved to where bfloat16 has
-// exponent and mantissa, are its value times 2^-120, subnormals too; so there it is 2^120 more.
+// factor, which is 0 below 2^-127; twice, in bfloat16. `below`: top - M. Expanded codes: 2^120 more.
 template <bool E4M3>
 __device__ __forceinline__ uint32_t operand_scale(float below) {
   constexpr float BIAS = MAGIC + 127.0f + (E4M3 ? 112.0f : -8.0f);
@@ -151,42 +204,42 @@ template <bool E4M3>
 __device__ __forceinline__ void expand_blocks(uint32_t* a, const uint32_t* held, const uint32_t (&scale)[2]) {
 #pragma unroll
   for (int j = 0; j < AT_ONCE; ++j) {
-    a[2 * j] = ptx::mul_rn_bf16x2(E4M3 ? (held[j] & 0x00FF00FFu) << 4 : held[2 * j], scale[0]);
-    a[2 * j + 1] = ptx::mul_rn_bf16x2(E4M3 ? held[j] >> 4 & 0x0FF00FF0u : held[2 * j + 1], scale[1]);
+    a[2 * j] = ptx::mul_rn_bf16x2(E4M3 ? expand_codes<0>(held[j]) : held[2 * j], scale[0]);
+    a[2 * j + 1] = ptx::mul_rn_bf16x2(E4M3 ? expand_codes<1>(held[j]) : held[2 * j + 1], scale[1]);
   }
 }
 
-// P' of the diagonal tile as operand A: V1's exponents folded in, Note [Fold tile]. `row` is the tile's row of h = 0;
-// that of h = 1 is 8 further.
-template <bool E4M3>
-__device__ __forceinline__ void fold_p(uint32_t (&a)[32], const uint32_t (&held)[Held<E4M3>::WORDS],
-                                       const float (&below)[2], int row, const float* fold) {
-  if constexpr (!E4M3) return;  // unscaled values have the exponent 0
+// P' of the diagonal tile as operand A: V1's exponents folded in, Note [Fold tile]. `a` holds P's codes as they are, and
+// becomes P'. `row` is the tile's row of h = 0; that of h = 1 is 8 further.
+__device__ __forceinline__ void fold_p(uint32_t (&a)[32], const float (&below)[2], int row, const float* fold) {
   const int column = 2 * (threadIdx.x % 4);
 #pragma unroll
   for (int b = 0; b < layout::BLOCKS; ++b) {
-    float largest[2], scale[2];
+    if (layout::BLOCK * b > int(ptx::shfl_idx(row, 0)) + 15) break;  // no row of this warp's sees the block: P is 0
+    float inverse[2];                                                  // 2^-E
+    uint32_t scale[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int last = min(max(row + 8 * h, layout::BLOCK * b), layout::BLOCK * b + layout::BLOCK - 1);
-      largest[h] = fold[layout::TILE + last];
-      const float e = __fadd_rn(__fsub_rn(below[h], 8.0f), largest[h]);
-      scale[h] = e == -127.0f ? __uint_as_float(0x00400000u) : exp2_integer(fminf(e, 127.0f));
-      if (e < -127.0f || below[h] < -119.0f) scale[h] = 0.0f;  // too small to be held, here or for P itself
+      const float largest = fold[layout::TILE + last];
+      inverse[h] = largest == 127.0f ? __uint_as_float(0x00400000u) : exp2_integer(-largest);
+      scale[h] = below[h] >= -119.0f ? operand_scale<false>(__fadd_rn(below[h], largest)) : 0;
     }
 #pragma unroll
     for (int i = 4 * b; i < 4 * b + 4; ++i) {
-      const float2 e = *reinterpret_cast<const float2*>(fold + 8 * i + column);
-      const float2 even = formats::decode_e4m3x2(held[i]), odd = formats::decode_e4m3x2(held[i] >> 16);
+      const float2 power = *reinterpret_cast<const float2*>(fold + 8 * i + column);
+      float x[4];
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float ratio[2] = {exp2_integer(fminf(fmaxf(__fsub_rn(e.x, largest[h]), -126.0f), 0.0f)),
-                                exp2_integer(fminf(fmaxf(__fsub_rn(e.y, largest[h]), -126.0f), 0.0f))};
-        const uint32_t codes = ptx::cvt_rn_satfinite_e4m3x2_f32(__fmul_rn(h == 0 ? odd.x : odd.y, ratio[1]),
-                                                               __fmul_rn(h == 0 ? even.x : even.y, ratio[0]));
-        const float2 folded = formats::decode_e4m3x2(codes);
-        a[2 * i + h] = ptx::cvt_rn_bf16x2_f32(__fmul_rn(folded.y, scale[h]), __fmul_rn(folded.x, scale[h]));
+        const uint32_t p = a[2 * i + h];
+        // a hidden key, whose P is 0, may have a larger exponent
+        x[2 * h] = __fmul_rn(__uint_as_float(p << 16), fminf(__fmul_rn(power.x, inverse[h]), 1.0f));
+        x[2 * h + 1] = __fmul_rn(__uint_as_float(p & 0xFFFF0000u), fminf(__fmul_rn(power.y, inverse[h]), 1.0f));
       }
+      a[2 * i] = ptx::mul_rn_bf16x2(expand_codes<0>(pack_codes(x)), EXPANDED_SCALE);
+      a[2 * i + 1] = ptx::mul_rn_bf16x2(expand_codes<1>(pack_codes(x)), EXPANDED_SCALE);
+      a[2 * i] = ptx::mul_rn_bf16x2(a[2 * i], scale[0]);
+      a[2 * i + 1] = ptx::mul_rn_bf16x2(a[2 * i + 1], scale[1]);
     }
   }
 }
@@ -211,6 +264,25 @@ __device__ __forceinline__ float reciprocal(float y) {
 __device__ __forceinline__ bool divides_fast(float x) {
   const float magnitude = fabsf(x);
   return (magnitude >= 0x1p-80f && magnitude <= 0x1p120f) || magnitude == 0.0f;
+}
+
+// Whether all do; asked first without the zeros, which takes two instructions for each.
+template <int N>
+__device__ __forceinline__ bool divides_fast(const float (&x)[N]) {
+  uint32_t least = 0xFFFFFFFFu, largest = 0;
+#pragma unroll
+  for (int i = 0; i < N; i += 2) {
+    const uint32_t a = __float_as_uint(x[i]) << 1, b = __float_as_uint(x[i + 1]) << 1;
+    least = min(min(least, a), b);
+    largest = max(max(largest, a), b);
+  }
+  bool fast = least >= __float_as_uint(0x1p-80f) << 1 && largest <= __float_as_uint(0x1p120f) << 1;
+  if (ptx::vote_any(!fast)) {
+    fast = true;
+#pragma unroll
+    for (int i = 0; i < N; ++i) fast &= divides_fast(x[i]);
+  }
+  return !ptx::vote_any(!fast);
 }
 
 __device__ __forceinline__ float divide_fast(float x, float y, float r) {
