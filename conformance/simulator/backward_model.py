@@ -3,10 +3,9 @@
 Note [Backward model]
 ~~~~~~~~~~~~~~~~~~~~~
 A model, not a measurement: no chip was at hand. Clocks per tile of 128 queries x 128 keys, one CTA per multiprocessor;
-rates are those of Note [Forward model] of `forward_model`. What a 32x32 tile costs a warp is counted in the machine
-code of the usual way: the scan of scores, P, the scan of X, and its rounding; `AROUND` warp instructions beside them
-(loads and stores of tensor memory, barriers, the loop) are an assumption. Sixteen such tiles make a tile of 128 x 128,
-four for each scheduler.
+rates are those of Note [Forward model] of `forward_model`. What a tile costs a computing warp is counted in the machine
+code: everything that it issues on the usual way through the loop over tiles (`machine_path`), for its two 32x32 tiles.
+Eight warps make a tile of 128 x 128, two for each scheduler.
 
 *Memory*: 7.0 TB/s over 148 multiprocessors, for stored tiles of X, once out and once in; everything else comes from the
 L2 cache.
@@ -19,54 +18,42 @@ backward products]), so no chain is added.
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from flamia.conformance.simulator.forward_model import ALU, CLOCK_GHZ, CONVERSION, FP32, INTEGER_FMA, SMS
+from flamia.conformance.simulator.machine_path import shortest_turn
 from flamia.kernels.build import build
 from flamia.kernels.disassembly import disassemble
 from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, Unit
 from flamia.kernels.targets import get_target
 
-AROUND = 40
 MEMORY_BYTES_PER_SECOND = 7.0e12
 ATTAINED = 0.75
 X_BYTES = 128 * 128 + 16
-TILES_PER_SCHEDULER, TILES = 4, 16
-"""32x32 tiles of a tile of 128 x 128: for each scheduler, and in all."""
+WARPS, WARPS_PER_SCHEDULER = 8, 2
+"""Computing warps, each with two 32x32 tiles of a tile of 128 x 128."""
 
 HALF_FLOATS = {"HADD2"}
-_INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?([A-Z][A-Za-z0-9_.]*)", re.MULTILINE)
-PARTS = {
-    "scan of S": lambda c: c["FMNMX3"] == 32 and c["LOP3"] < 16,
-    "P": lambda c: c["FFMA2"] == 80 and c["FMNMX"] == 0,
-    "scan of X": lambda c: c["HADD2"] == 32 and c["FMNMX3"] == 16,
-    "X": lambda c: c["FMUL2"] == 16 and c["F2FP"] == 16,
+WORK = {
+    "keys": {"FFMA2": 192, "FADD2": 32, "FMUL2": 64},
+    "queries": {"FFMA2": 160, "FADD2": 64, "FMUL2": 96},
 }
-"""The stretches of machine code without a branch that a usual 32x32 tile runs through, and how each is known."""
+"""What tells the usual turn of the loop over tiles: packed operations, 16 for one on all entries of a 32x32 tile."""
+MOVES = {"LDTM": 6, "STTM": 4, "CREDUX": 6, "HADD2": 64}
+STORES = {"keys": {"STG": 5}, "queries": {"STG": 0}}
+NEVER = ("VIMNMX", "FRND")
+"""Opcodes of the operations of the reference."""
 
 
-def tile_counts(sass: str) -> Counter[str]:
-    """Warp instructions by opcode of the usual way of a 32x32 tile.
+def turn_counts(sass: str, owner: str) -> Counter[str]:
+    """Warp instructions by opcode of the usual turn of the loop over tiles: everything a warp issues for a tile.
 
-    :raises ValueError: if a part of the way is not where it is expected, once.
+    :raises ValueError: if there is none.
     """
-    stretch: Counter[str] = Counter()
-    stretches = [stretch]
-    for name in (n.split(".")[0] for n in _INSTRUCTION.findall(sass)):
-        stretch[name] += name != "NOP"
-        if name in ("BRA", "BSYNC", "EXIT", "RET"):
-            stretches.append(stretch := Counter())
-    out: Counter[str] = Counter()
-    for part, known in PARTS.items():
-        found = [s for s in stretches if known(s)]
-        if len(found) != 1:
-            raise ValueError(f"{part} must be one stretch of the machine code, found {len(found)}")
-        out += found[0]
-    return out
+    return shortest_turn(sass, WORK[owner] | MOVES | STORES[owner], NEVER)
 
 
 @dataclass(frozen=True)
@@ -74,7 +61,7 @@ class Counts:
     """What one build of a kernel is.
 
     :param owner: ``"keys"``, ``"queries"``, or ``"stored"`` for dQ from stored X.
-    :param tile: `tile_counts`; empty for ``"stored"``.
+    :param turn: `turn_counts`; empty for ``"stored"``.
     """
 
     target: str
@@ -85,7 +72,7 @@ class Counts:
     spills: int
     shared_bytes: int
     code_bytes: int
-    tile: Counter[str]
+    turn: Counter[str]
 
 
 def kernel_units(c: Counts) -> dict[str, float]:
@@ -100,17 +87,17 @@ def kernel_units(c: Counts) -> dict[str, float]:
     score_row = c.dim // 2 if nvfp4 else c.dim
 
     def sum_of(names: set[str]) -> int:
-        return sum(c.tile[name] for name in names)
+        return sum(c.turn[name] for name in names)
 
     products = 64 * (score_row // 32 + c.dim // 32) + (2 if keys else 1) * tokens
     operands = 128 * (2 * score_row + 2 * c.dim + (2 if keys else 1) * c.dim)
     copies = 128 * (score_row + c.dim + (c.dim if nvfp4 else 0))
-    columns = 8 * 2 * (8 + 16 if keys else 8) * 128  # 16-byte loads that all lanes share take a clock each
+    columns = 8 * 2 * (16 + 16 if keys else 8) * 128  # 16-byte loads that all lanes share take a clock each
     return {
-        "issue": TILES_PER_SCHEDULER * (c.tile.total() + AROUND),
-        "FP32": TILES_PER_SCHEDULER * (2.0 * sum_of(FP32 | INTEGER_FMA) + sum_of(HALF_FLOATS)),
-        "ALU": TILES_PER_SCHEDULER * 2.0 * sum_of(ALU),
-        "conversion": float(TILES * sum_of(CONVERSION)),
+        "issue": float(WARPS_PER_SCHEDULER * c.turn.total()),
+        "FP32": WARPS_PER_SCHEDULER * (2.0 * sum_of(FP32 | INTEGER_FMA) + sum_of(HALF_FLOATS)),
+        "ALU": WARPS_PER_SCHEDULER * 2.0 * sum_of(ALU),
+        "conversion": float(WARPS * sum_of(CONVERSION)),
         "tensor core": float(products),
         "tensor memory": 4 * 128 * (2 * 128 + 3 * 32) / 512,
         "shared memory": (operands + copies + columns) / 128,
@@ -145,20 +132,20 @@ def count_builds() -> Iterator[Counts]:
 def _count(unit: Unit, target: str, owner: str, recipe: str, dim: int) -> Counts:
     artifact = build(unit, get_target(target))
     (e,) = artifact.entries
-    tile = Counter[str]() if owner == "stored" else tile_counts(disassemble(artifact.cubin))
+    turn = Counter[str]() if owner == "stored" else turn_counts(disassemble(artifact.cubin), owner)
     sizes = (e.registers, e.spill_bytes, e.dynamic_shared_bytes, e.code_bytes)
-    return Counts(target, owner, recipe, dim, *sizes, tile)
+    return Counts(target, owner, recipe, dim, *sizes, turn)
 
 
 def read_counts() -> list[Counts]:
     """The recorded counts."""
     rows = json.loads(RECORD.read_text(encoding="utf-8"))
-    return [Counts(**{**row, "tile": Counter(row["tile"])}) for row in rows]
+    return [Counts(**{**row, "turn": Counter(row["turn"])}) for row in rows]
 
 
 def write_counts() -> None:
     """Record the counts of this compiler."""
-    rows = [{**vars(c), "tile": dict(c.tile)} for c in count_builds()]
+    rows = [{**vars(c), "turn": dict(c.turn)} for c in count_builds()]
     RECORD.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n", encoding="utf-8")
 
 
@@ -167,7 +154,7 @@ def resource_table() -> list[str]:
     out = ["| target | owner | recipe | head_dim | registers | spills | shared memory | machine code | per entry |"]
     out.append("|---|---|---|---|---|---|---|---|---|")
     for c in read_counts():
-        entry = f"{c.tile.total() / 32:.1f}" if c.tile else "-"
+        entry = f"{c.turn.total() / 64:.1f}" if c.turn else "-"
         recipe = c.recipe or "both"
         out.append(
             f"| {c.target} | {c.owner} | {recipe} | {c.dim} | {c.registers} | {c.spills} | {c.shared_bytes:,} "

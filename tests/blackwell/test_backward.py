@@ -17,7 +17,7 @@ from flamia.conformance.simulator.attention import run_forward
 from flamia.conformance.simulator.attention_backward import OWNERS, STORED, Build, run_backward
 from flamia.kernels.targets import SM_100A, SM_103A
 from flamia.reference.formats import E4M3, decode
-from tests.blackwell.backward import check, draw, expected
+from tests.blackwell.backward import Expected, check, draw, expected
 
 THOROUGH = os.environ.get("FLAMIA_THOROUGH", "") == "1"
 SMALLEST_NORMAL = 8
@@ -71,6 +71,16 @@ def test_gradients_and_tiles_have_the_bits_of_the_reference(case: str) -> None:
 def test_lost_tokens_reach_what_the_contract_says_and_nothing_else(recipe: str) -> None:
     for owners in (ONCE, TWICE) if THOROUGH else (ONCE,):
         check(Build(recipe, 64), (160, 20), (1, 1), damaged=True, owners=owners)
+
+
+def test_keys_past_a_document_have_no_part_in_scales() -> None:
+    """All scores are far below 0, which is the score of a key that is not there."""
+    inputs = draw((140,), (1, 1), 64)
+    inputs["q"], inputs["k"] = abs(inputs["q"]), -abs(inputs["k"])
+    reference = Expected(inputs, causal=False)
+    got = run_backward(Build(dim=64), reference.operands, owners=ONCE)
+    wrong = reference.mismatch(got, ONCE)
+    assert wrong is None, wrong
 
 
 @pytest.mark.parametrize("owners", [ONCE, ("queries",)], ids=["once", "twice"])

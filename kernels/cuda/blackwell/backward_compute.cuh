@@ -14,44 +14,52 @@ struct Place {
   int w = threadIdx.x / 32 % 4;
   int lane = threadIdx.x % 32;
   int row = threadIdx.x % 128;
+  int kept = layout::payload_offset<TILE>(row, TILE / 2 * half);  // of its first block in a stored tile of X
 };
 
-// What its rows see of a tile: columns from `bound` on (keys), or up to `bound` (queries).
-struct View {
-  int bound;
+// A tile that streams by, for a thread.
+struct Tile {
+  const Work& work;
+  const Columns& columns;
+  int g, j;      // which head of the group, which tile
+  int bound;         // the row sees columns from here on (keys), or up to here (queries)
+  bool plain;        // all rows see all columns, and none is unusual
+  uint32_t unusual;  // whether a row or column is outside Note [Fast tiles]
+  float reach;       // the largest |m|
   __device__ __forceinline__ int of_block(int block) const { return bound - BLOCK * block; }
 };
 
-__device__ __forceinline__ View view_of(const Work& work, int j, int row) {
-  const bool diagonal = j == work.diagonal;
-  if constexpr (KEYS) {
-    return {diagonal ? row : row < work.rows || work.diagonal >= 0 ? 0 : TILE};
-  } else {
-    return {diagonal ? row : j == work.tiles - 1 ? work.columns - 1 : TILE - 1};
-  }
+__device__ __forceinline__ int bound_of(const Work& work, int j, int row) {
+  if (j == work.diagonal) return row;
+  if constexpr (KEYS) return row < work.rows || work.diagonal >= 0 ? 0 : TILE;
+  return j == work.tiles - 1 ? work.columns - 1 : TILE - 1;
 }
-
-enum class Sight { ALL, SOME, NONE };
-
-// Of a block by all rows of a warp.
-__device__ __forceinline__ Sight sight_of(int bound) {
-  const bool all = KEYS ? bound <= 0 : bound >= BLOCK - 1, none = KEYS ? bound >= BLOCK : bound < 0;
-  if (!ptx::vote_any(!all)) return Sight::ALL;
-  return ptx::vote_any(!none) ? Sight::SOME : Sight::NONE;
+__device__ __forceinline__ bool is_whole(const Work& work, int j) {
+  if (j == work.diagonal) return false;
+  return KEYS ? work.rows == TILE || work.diagonal >= 0 : j != work.tiles - 1 || work.columns == TILE;
 }
+// Of a block, by all rows of a warp.
+__device__ __forceinline__ bool sees_nothing(int bound) { return !ptx::vote_any(KEYS ? bound < BLOCK : bound >= 0); }
+
+// Note [Two blocks in line]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// A thread's two blocks of a whole tile follow each other without a loop, so that addresses are constants; one of them
+// that needs the operations of the reference leaves the line, and comes back. Tiles that are seen in part go through a
+// loop of their own.
 
 __device__ __forceinline__ Row read_row(const BackwardParams& p, const Work& work, int row) {
   const int64_t where = int64_t(work.slot) * TILE + row;
   Row out;
   out.exponent = (KEYS ? p.k_exponents : p.q_exponents)[where];
   out.power = power_of(out.exponent);
-  out.usual = is_usual_exponent(out.exponent);
+  out.factor = __fmul_rn(p.softmax_scale, out.power);
+  out.unusual = !is_usual_exponent(out.exponent);
   if constexpr (!KEYS) {
     out.top = p.top[where];
     out.shift = shift_of(out.top);
     out.delta = p.delta[where];
     out.reach = reach_of(out.top);
-    out.usual &= is_usual_top(out.top);
+    out.unusual |= !is_usual_top(out.top);
   }
   return out;
 }
@@ -71,11 +79,12 @@ struct Computer {
   Ring<COLUMN_STAGES> ring = {};
 
   // Codes and scale bytes of a block for tests.
-  __device__ __forceinline__ void hook(uint8_t* stage, uint8_t* stage_scale, const Work& work, int g, int j, int block,
+  __device__ __forceinline__ void hook(uint8_t* stage, uint8_t* stage_scale, const Tile& t, int block,
                                        const uint32_t (&codes)[BLOCK_WORDS], uint32_t byte) const {
     if constexpr (STAGE_HOOKS) {
-      const int64_t owner = KEYS ? (int64_t(work.head) * p.group + g) * p.max_tiles + work.tile : work.slot;
-      const int64_t pair = owner * p.stage_tiles + j;
+      const Work& work = t.work;
+      const int64_t owner = KEYS ? (int64_t(work.head) * p.group + t.g) * p.max_tiles + work.tile : work.slot;
+      const int64_t pair = owner * p.stage_tiles + t.j;
       uint8_t* const to = stage + (pair * TILE + place.row) * TILE + BLOCK * block;
       ptx::st_global_v4(to, make_uint4(codes[0], codes[1], codes[2], codes[3]));
       ptx::st_global_v4(to + 16, make_uint4(codes[4], codes[5], codes[6], codes[7]));
@@ -87,93 +96,162 @@ struct Computer {
     *reinterpret_cast<uint16_t*>(scales + 16 * place.lane + 4 * place.w + 2 * place.half) = uint16_t(bytes);
   }
 
-  // X to global memory, in the order in which a product reads it from shared memory: Note [Stored X] of dq.cu.
-  __device__ __forceinline__ void keep_x(const Work& work, int g, int j, int block, const uint32_t (&codes)[BLOCK_WORDS],
-                                         uint32_t byte) const {
-    if (!KEYS || p.x == nullptr) return;
-    const int key = work.tile - work.base, query = work.diagonal < 0 ? j : key + j;
+  // Where X of the first tile that a head streams lies in `p.x`: Note [Stored X] of dq.cu.
+  __device__ __forceinline__ int64_t first_pair(const Work& work, int g) const {
+    const int key = work.tile - work.base, query = work.diagonal < 0 ? 0 : key;
     const int64_t head = int64_t(work.head - p.first_head) * p.group + g;
-    const int64_t pair = head * p.pairs + pair_of(p.causal, work.base, work.count, query, key);
+    return head * p.pairs + pair_of(p.causal, work.base, work.count, query, key);
+  }
+
+  // X of block i of this thread's two to global memory, in the order in which a product reads it from shared memory.
+  __device__ __forceinline__ void keep_x(int64_t pair, int i, const uint32_t (&codes)[BLOCK_WORDS]) const {
+    if (!KEYS || p.x == nullptr) return;
     uint8_t* const to = p.x + pair * (TILE * TILE);
-    ptx::st_global_v4(to + layout::payload_offset<TILE>(place.row, BLOCK * block),
-                      make_uint4(codes[0], codes[1], codes[2], codes[3]));
-    ptx::st_global_v4(to + layout::payload_offset<TILE>(place.row, BLOCK * block + 16),
-                      make_uint4(codes[4], codes[5], codes[6], codes[7]));
-    if (place.lane == 0) p.x_scales[pair * 16 + 4 * place.w + block] = uint8_t(byte);
+    const int at = place.kept ^ BLOCK * i;  // Note [Payload tile]: a block is 32 bytes, and the swizzle an exclusive or
+    ptx::st_global_v4(to + at, make_uint4(codes[0], codes[1], codes[2], codes[3]));
+    ptx::st_global_v4(to + (at ^ 16), make_uint4(codes[4], codes[5], codes[6], codes[7]));
+  }
+  __device__ __forceinline__ void keep_scales(int64_t pair, uint32_t bytes) const {
+    if (!KEYS || p.x == nullptr || place.lane != 0) return;
+    *reinterpret_cast<uint16_t*>(p.x_scales + pair * 16 + 4 * place.w + 2 * place.half) = uint16_t(bytes);
+  }
+
+  // Scores of block i of this thread's two.
+  __device__ __forceinline__ void read_scores(float (&s)[BLOCK], int i) const {
+    ptx::tcgen05_ld_x32(s, tensor + S_COLUMN + HALF * place.half + BLOCK * i);
+    ptx::tcgen05_wait_ld();
+    if (i == 1) arrive_warp_tensor(shared.s_read);
+  }
+  __device__ __forceinline__ void write_p(int i, const uint32_t (&codes)[BLOCK_WORDS]) const {
+    ptx::tcgen05_st_x8(tensor + S_COLUMN + HALF * place.half + BLOCK_WORDS * i, codes);
+  }
+
+  // dP of block i, and the codes of its P.
+  __device__ __forceinline__ void read_dp(float (&dp)[BLOCK], uint32_t (&codes)[BLOCK_WORDS], int i) const {
+    ptx::tcgen05_ld_x32(dp, tensor + G_COLUMN + HALF * place.half + BLOCK * i);
+    ptx::tcgen05_ld_x8(codes, tensor + S_COLUMN + HALF * place.half + BLOCK_WORDS * i);
+    ptx::tcgen05_wait_ld();
+    if (i == 1) arrive_warp_tensor(shared.g_read);
+  }
+  __device__ __forceinline__ void write_x(int i, const uint32_t (&codes)[BLOCK_WORDS], int64_t pair) const {
+    ptx::tcgen05_st_x8(tensor + G_COLUMN + HALF * place.half + BLOCK_WORDS * i, codes);
+    keep_x(pair, i, codes);
   }
 
   // From S to P, in place; returns the scale bytes of the two blocks.
-  __device__ __forceinline__ uint32_t compute_p(const Work& work, int g, int j, const Columns& columns, const Row& row,
-                                                const View& view, const Constants& constants, bool unusual) {
-    const float reach = fmaxf(columns.reach[0], columns.reach[1]);
-    uint32_t bytes = 0;
+  __device__ __forceinline__ uint32_t compute_p(const Tile& t, const Row& row, const Constants& constants) {
+    uint32_t bytes = 0, codes[BLOCK_WORDS], byte;
+    float s[BLOCK];
+    const auto write = [&](int i) {
+      write_p(i, codes);
+      bytes |= byte << 8 * i;
+      hook(p.stage_p, p.stage_p_scale, t, 2 * place.half + i, codes, byte);
+    };
+    if (t.plain) {  // Note [Two blocks in line]
+      const int first = BLOCK * 2 * place.half;
+#pragma unroll 1
+      for (int i = 0; i < 2; ++i) {
+        bool fast = true;
+        if (i == 0) {
+          read_scores(s, 0);
+          fast = probabilities_fast<false>(codes, byte, s, t.columns, first, row, 0, constants, t.reach);
+          if (fast) write(0);
+        }
+        if (fast) {
+          i = 1;
+          read_scores(s, 1);
+          if (probabilities_fast<false>(codes, byte, s, t.columns, first + BLOCK, row, 0, constants, t.reach)) {
+            write(1);
+            break;
+          }
+        }
+        byte = probabilities_slow(codes, s, t.columns, first + BLOCK * i, row, t.bound - (first + BLOCK * i), constants);
+        write(i);
+      }
+      return bytes;
+    }
 #pragma unroll 1
     for (int i = 0; i < 2; ++i) {
-      const int block = 2 * place.half + i, bound = view.of_block(block);
-      float s[BLOCK];
-      ptx::tcgen05_ld_x32(s, tensor + S_COLUMN + BLOCK * block);
-      ptx::tcgen05_wait_ld();
-      if (i == 1) arrive_warp_tensor(shared.s_read);
-      uint32_t codes[BLOCK_WORDS], byte;
-      switch (sight_of(bound)) {
-        case Sight::ALL:
-          byte = probabilities<false>(codes, s, columns, BLOCK * block, row, bound, constants, unusual, reach);
-          break;
-        case Sight::SOME:
-          byte = probabilities<true>(codes, s, columns, BLOCK * block, row, bound, constants, unusual, reach);
-          break;
-        default:
-          byte = 127 - 8;
+      const int block = 2 * place.half + i, bound = t.of_block(block);
+      read_scores(s, i);
+      if (sees_nothing(bound)) {
+        byte = 127 - 8;
 #pragma unroll
-          for (int k = 0; k < BLOCK_WORDS; ++k) codes[k] = 0;
+        for (int k = 0; k < BLOCK_WORDS; ++k) codes[k] = 0;
+      } else if (t.unusual ||
+                 !probabilities_fast<true>(codes, byte, s, t.columns, BLOCK * block, row, bound, constants, t.reach)) {
+        byte = probabilities_slow(codes, s, t.columns, BLOCK * block, row, bound, constants);
       }
-      bytes |= byte << 8 * i;
-      ptx::tcgen05_st_x8(tensor + S_COLUMN + HALF * place.half + BLOCK_WORDS * i, codes);
-      hook(p.stage_p, p.stage_p_scale, work, g, j, block, codes, byte);
+      write(i);
     }
     return bytes;
   }
 
   // From dP to X, in place; returns the scale bytes.
-  __device__ __forceinline__ uint32_t compute_x(const Work& work, int g, int j, const Columns& columns, const Row& row,
-                                                const View& view, const Constants& constants, bool unusual, uint32_t p_bytes) {
-    uint32_t bytes = 0;
-#pragma unroll 1
-    for (int i = 0; i < 2; ++i) {
-      const int block = 2 * place.half + i, bound = view.of_block(block);
-      float dp[BLOCK];
-      uint32_t low[4], high[4];
-      ptx::tcgen05_ld_x32(dp, tensor + G_COLUMN + BLOCK * block);
-      ptx::tcgen05_ld_x4(low, tensor + S_COLUMN + HALF * place.half + BLOCK_WORDS * i);
-      ptx::tcgen05_ld_x4(high, tensor + S_COLUMN + HALF * place.half + BLOCK_WORDS * i + 4);
-      ptx::tcgen05_wait_ld();
-      if (i == 1) arrive_warp_tensor(shared.g_read);
-      const uint32_t codes_p[BLOCK_WORDS] = {low[0], low[1], low[2], low[3], high[0], high[1], high[2], high[3]};
-      uint32_t codes[BLOCK_WORDS], byte = 0;
-      if (sight_of(bound) == Sight::NONE) {
-#pragma unroll
-        for (int k = 0; k < BLOCK_WORDS; ++k) codes[k] = 0;
-      } else {
-        byte = gradients(codes, dp, codes_p, p_bytes >> 8 * i & 0xFF, columns, BLOCK * block, row, bound, constants, unusual);
-      }
+  __device__ __forceinline__ uint32_t compute_x(const Tile& t, const Row& row, const Constants& constants, uint32_t p_bytes,
+                                                int64_t pair) {
+    uint32_t bytes = 0, codes[BLOCK_WORDS], codes_p[BLOCK_WORDS], byte;
+    float dp[BLOCK];
+    const auto write = [&](int i) {
+      write_x(i, codes, pair);
       bytes |= byte << 8 * i;
-      ptx::tcgen05_st_x8(tensor + G_COLUMN + HALF * place.half + BLOCK_WORDS * i, codes);
-      keep_x(work, g, j, block, codes, byte);
-      hook(p.stage_x, p.stage_x_scale, work, g, j, block, codes, byte);
+      hook(p.stage_x, p.stage_x_scale, t, 2 * place.half + i, codes, byte);
+    };
+    if (t.plain) {
+      const int first = BLOCK * 2 * place.half;
+#pragma unroll 1
+      for (int i = 0; i < 2; ++i) {
+        bool fast = true;
+        if (i == 0) {
+          read_dp(dp, codes_p, 0);
+          fast = gradients_fast(codes, byte, dp, codes_p, p_bytes & 0xFF, t.columns, first, row);
+          if (fast) write(0);
+        }
+        if (fast) {
+          i = 1;
+          read_dp(dp, codes_p, 1);
+          if (gradients_fast(codes, byte, dp, codes_p, p_bytes >> 8, t.columns, first + BLOCK, row)) {
+            write(1);
+            break;
+          }
+        }
+        byte = gradients_slow(codes, dp, codes_p, p_bytes >> 8 * i & 0xFF, t.columns, first + BLOCK * i, row,
+                              t.bound - (first + BLOCK * i), constants);
+        write(i);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < 2; ++i) {
+        const int block = 2 * place.half + i, bound = t.of_block(block);
+        const uint32_t p_byte = p_bytes >> 8 * i & 0xFF;
+        read_dp(dp, codes_p, i);
+        if (sees_nothing(bound)) {
+          byte = 0;
+#pragma unroll
+          for (int k = 0; k < BLOCK_WORDS; ++k) codes[k] = 0;
+        } else if (t.unusual || !gradients_fast(codes, byte, dp, codes_p, p_byte, t.columns, BLOCK * block, row)) {
+          byte = gradients_slow(codes, dp, codes_p, p_byte, t.columns, BLOCK * block, row, bound, constants);
+        }
+        write(i);
+      }
     }
+    keep_scales(pair, bytes);
     return bytes;
   }
 
-  __device__ __forceinline__ void compute_tile(const Work& work, int g, int j, const Row& row, const Constants& constants) {
+  __device__ __forceinline__ void compute_tile(const Work& work, int g, int j, const Row& row, const Constants& constants,
+                                               int64_t pair) {
     const uint32_t parity = progress.tiles++ & 1;
-    const View view = view_of(work, j, place.row);
     wait(shared.columns_full[ring.stage], ring.phase);
     const Columns& columns = shared.columns[ring.stage];
-    const bool unusual = !constants.usual || (columns.unusual[0] | columns.unusual[1]) != 0;
+    const auto summary = columns.summary;
+    const uint32_t unusual = row.unusual | summary.unusual[0] | summary.unusual[1];
+    const float reach = KEYS ? fmaxf(summary.reach[0], summary.reach[1]) : row.reach;
+    const Tile t = {work, columns, g, j, bound_of(work, j, place.row), unusual == 0 && is_whole(work, j), unusual, reach};
 
     wait(shared.s_full, parity);
     ptx::tcgen05_fence_after_thread_sync();
-    const uint32_t p_bytes = compute_p(work, g, j, columns, row, view, constants, unusual);
+    const uint32_t p_bytes = compute_p(t, row, constants);
     if constexpr (KEYS) {
       store_scales(shared.p_scales, p_bytes);
       ptx::fence_proxy_async();
@@ -185,7 +263,7 @@ struct Computer {
 
     wait(shared.g_full, parity);
     ptx::tcgen05_fence_after_thread_sync();
-    const uint32_t x_bytes = compute_x(work, g, j, columns, row, view, constants, unusual, p_bytes);
+    const uint32_t x_bytes = compute_x(t, row, constants, p_bytes, pair);
     store_scales(shared.x_scales, x_bytes);
     ptx::fence_proxy_async();
     ptx::tcgen05_wait_st();
@@ -246,10 +324,19 @@ struct Computer {
       const Work work = shared.work[works.stage];
       arrive_warp(shared.work_empty[works.stage]);
       if (work.tiles == 0) break;
-      const Row row = read_row(p, work, place.row);
+      Row row = read_row(p, work, place.row);
+      row.unusual = !constants.usual || ptx::vote_any(row.unusual);
+      row.reach = __uint_as_float(ptx::redux_max_u32(__float_as_uint(row.reach)));
       for (int g = 0; g < (KEYS ? p.group : 1); ++g) {
+        int64_t pair = KEYS ? first_pair(work, g) : 0;
+        int step = p.causal ? work.tile - work.base + 1 : work.count;  // to the next query tile's
+        const int more = p.causal ? 1 : 0;
 #pragma unroll 1
-        for (int j = 0; j < work.tiles; ++j) compute_tile(work, g, j, row, constants);
+        for (int j = 0; j < work.tiles; ++j) {
+          compute_tile(work, g, j, row, constants, pair);
+          pair += step;
+          step += more;
+        }
         store_sums(work, g, row);
       }
     }

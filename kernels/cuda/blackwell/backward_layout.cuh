@@ -87,10 +87,13 @@ struct alignas(16) Columns {
   float power[TILE];  // 2^eQ; owner of queries, for whom this is all: 2^eK
   float minus[TILE];  // -delta 2^eQ
   float shift[TILE];  // MAGIC + 8 - m
+  float below[TILE];  // MAGIC + 7 - m
   float delta[TILE];
   float top[TILE];  // m, +inf, NaN
-  uint32_t unusual[COLUMN_WARPS];  // whether one of them is outside Note [Fast tiles] of backward_numbers.cuh
-  float reach[COLUMN_WARPS];       // the largest |m|
+  struct alignas(16) Summary {
+    uint32_t unusual[COLUMN_WARPS];  // whether one of them is outside Note [Fast tiles] of backward_numbers.cuh
+    float reach[COLUMN_WARPS];       // the largest |m|
+  } summary;
 };
 
 // ---- shared memory ---------------------------------------------------------------------------------------------

@@ -125,7 +125,9 @@ __device__ __forceinline__ bool prepare_column(const BackwardParams& p, Columns&
     const float top = p.top[where], exponent = p.q_exponents[where], delta = p.delta[where], power = power_of(exponent);
     columns.power[column] = power;
     columns.minus[column] = -__fmul_rn(delta, power);
-    columns.shift[column] = shift_of(top);
+    const float shift = shift_of(top);
+    columns.shift[column] = shift;
+    columns.below[column] = __fsub_rn(shift, 1.0f);
     columns.delta[column] = delta;
     columns.top[column] = top;
     reach = reach_of(top);
@@ -159,8 +161,8 @@ __device__ __forceinline__ void prepare_columns(const BackwardParams& p, Shared&
         const bool unusual = ptx::vote_any(!usual || !usual_too);
         const uint32_t farthest = ptx::redux_max_u32(__float_as_uint(fmaxf(reach, reach_too)));
         if (lane == 0) {
-          to.unusual[warp] = unusual;
-          to.reach[warp] = __uint_as_float(farthest);
+          to.summary.unusual[warp] = unusual;
+          to.summary.reach[warp] = __uint_as_float(farthest);
         }
         arrive_warp(shared.columns_full[ring.stage]);
         ring.advance();

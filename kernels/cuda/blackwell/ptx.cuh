@@ -101,6 +101,13 @@ __device__ __forceinline__ void tcgen05_ld_x4(uint32_t (&d)[4], uint32_t address
                : "memory");
 }
 
+__device__ __forceinline__ void tcgen05_ld_x8(uint32_t (&d)[8], uint32_t address) {
+  asm volatile("tcgen05.ld.sync.aligned.32x32b.x8.b32 {" TMEM_R8 "}, [%8];"
+               : TMEM_OUT8(d, 0)
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ void tcgen05_ld_x16(uint32_t (&d)[16], uint32_t address) {
   asm volatile("tcgen05.ld.sync.aligned.32x32b.x16.b32 {" TMEM_R16 "}, [%16];"
                : TMEM_OUT8(d, 0), TMEM_OUT8(d, 8)
