@@ -84,9 +84,8 @@ static_assert(D == 64 || D == 128, "the Hopper kernels take head_dim 64 and 128"
 constexpr float EXPONENT_ORIGIN = MAGIC + 127.0f;  // of t: its low bits are those of a biased exponent
 __device__ __forceinline__ float infinity() { return __uint_as_float(formats::EXPONENT); }
 constexpr float LOWEST_E = -100.0f;
-constexpr float LOWEST_X = 0x1p-92f, HIGHEST_X = 0x1p100f;
 
-enum Flag : uint32_t { SLOW = 1, TINY = 2 };
+enum Flag : uint32_t { SLOW = 1, TINY = 2, DIAGONAL = 4, ENDS = 8 };
 
 // ---- work ------------------------------------------------------------------------------------------------------
 
@@ -133,9 +132,8 @@ static_assert(sizeof(QueryColumns) == 1056 && sizeof(KeyColumns) == 544, "as in 
 // What the fetching warp says of a step.
 struct Step {
   int32_t tile;
-  int32_t half;      // of the tile
-  int32_t diagonal;  // whether queries and keys are of one tile and causal
-  int32_t ends;      // whether this is the last step for the owner and a query head
+  int32_t half;   // of the tile
+  uint32_t bits;  // DIAGONAL: queries and keys are of one tile and causal; ENDS: the last step for the owner and a query head
 };
 
 // The numbers of a column.
@@ -144,11 +142,19 @@ __device__ __forceinline__ float2 numbers_of(const float4* pairs, int column) {
   return make_float2(at[0], at[2]);
 }
 
-// Flags of rows and columns, and whether their exponents together are unusual.
-__device__ __forceinline__ uint32_t flags_of(const BackwardParams& p, const Summary& rows, const Summary& columns) {
-  const float largest = fmaxf(rows.largest[0], rows.largest[1]) + fmaxf(columns.largest[0], columns.largest[1]);
-  const uint32_t unusual = largest <= p.fast_exponent ? 0 : SLOW;
-  return uniform(rows.flags[0] | rows.flags[1] | columns.flags[0] | columns.flags[1] | unusual);
+// Flags of an owner's 64 rows, and the largest exponent that columns may have beside them.
+struct RowFlags {
+  uint32_t flags;
+  float largest;
+  __device__ __forceinline__ RowFlags(const BackwardParams& p, const Summary& rows)
+      : flags(rows.flags[0] | rows.flags[1]), largest(p.fast_exponent - fmaxf(rows.largest[0], rows.largest[1])) {}
+};
+
+// What is known of a step before its products are done: flags of rows and columns, whether their exponents together are
+// unusual, and the bits of the step.
+__device__ __forceinline__ uint32_t flags_of(const RowFlags& rows, const Summary& columns, const Step& step) {
+  const uint32_t unusual = fmaxf(columns.largest[0], columns.largest[1]) <= rows.largest ? 0 : SLOW;
+  return uniform(rows.flags | columns.flags[0] | columns.flags[1] | unusual | step.bits);
 }
 
 // Query and key of an entry, within their tiles.
@@ -206,11 +212,45 @@ __device__ __forceinline__ float least_gradient(uint32_t amax) {
 
 // ---- maxima of 32x32 tiles -------------------------------------------------------------------------------------
 
-// A warp holds 16 rows: two of them share a tile. Largest values of both, for two blocks of 32 columns: in x and y; in z
-// and w those of the other two warps of the warpgroup.
-struct Exchange {
-  uint4 slots[4][CONSUMERS / 64];  // by call: no two in a row may be the same
+// A warp holds 16 rows: two of them share a tile. Each sends the largest value of its half and goes on; it receives what
+// the four warps of its warpgroup have sent when it has work that needs it. No step sends one call twice, and no warp
+// sends a call again before the others have received it: between the two it receives another.
+enum Call : int { E_FIRST, E_SECOND, AMAX_FIRST, AMAX_SECOND };
 
+// `wait` as one instruction to the compiler, which must not see a branch where products are under way.
+__device__ __forceinline__ void wait_in_place(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred p;\nTRY:\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@!p bra TRY;\n\t}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
+struct Exchange {
+  uint32_t values[4][CONSUMERS / 32];   // by call
+  uint4 slots[2][CONSUMERS / 64];       // of slow tiles, by call
+  uint64_t sent[4][CONSUMERS / 128];    // by call and warpgroup
+
+  __device__ __forceinline__ void init() {
+    for (int i = 0; i < 4; ++i) {
+      for (int j = 0; j < CONSUMERS / 128; ++j) ptx::mbarrier_init(ptx::shared_address(&sent[i][j]), 4);
+    }
+  }
+  __device__ __forceinline__ void send(int call, int warp, uint32_t value) {
+    const uint32_t own = ptx::redux_max_u32(value);
+    if (ptx::thread_index() % 32 == 0) {
+      values[call][warp] = own;
+      ptx::mbarrier_arrive(ptx::shared_address(&sent[call][warp / 4]));
+    }
+  }
+  // Of the tile that the warp shares, and of the tile of the other two warps.
+  __device__ __forceinline__ uint2 receive(int call, int warp, uint32_t phase) const {
+    wait_in_place(ptx::shared_address(&sent[call][warp / 4]), phase);
+    const uint2* const pairs = reinterpret_cast<const uint2*>(values[call]);
+    const uint2 x = pairs[warp / 2], y = pairs[warp / 2 ^ 1];
+    return make_uint2(max(x.x, x.y), max(y.x, y.y));
+  }
+
+  // Both at once, for two blocks of 32 columns: of the warp's tiles in x and y; in z and w of those of the other two warps.
   __device__ __forceinline__ uint4 largest(uint32_t a, uint32_t b, int call) {
     const uint32_t thread = ptx::thread_index(), pair = thread / 64;
     const uint2 own = make_uint2(ptx::redux_max_u32(a), ptx::redux_max_u32(b));
@@ -224,15 +264,18 @@ struct Exchange {
 // E + EXPONENT_ORIGIN of a tile as an integer, from the largest t of its entries; 0, where no entry is visible, is E = 0.
 __device__ __forceinline__ uint32_t known_top(uint32_t t) { return t == 0 ? __float_as_uint(EXPONENT_ORIGIN) : t; }
 
-__device__ __forceinline__ bool is_low(uint32_t t) { return t != 0 && t < __float_as_uint(EXPONENT_ORIGIN + LOWEST_E); }
-__device__ __forceinline__ bool is_low(uint4 t) { return is_low(t.x) || is_low(t.y) || is_low(t.z) || is_low(t.w); }
-
-// Whether a largest |X| leaves Note [Fast tiles].
-__device__ __forceinline__ bool is_unusual(uint32_t amax, bool tiny) {
-  return amax == 0 ? tiny : amax < __float_as_uint(LOWEST_X) || amax >= __float_as_uint(HIGHEST_X);
+// Whether one of the tops of four tiles is low: no visible entry is not.
+__device__ __forceinline__ bool is_low(uint2 a, uint2 b) {
+  const uint32_t least = min(min(a.x - 1, a.y - 1), min(b.x - 1, b.y - 1));
+  return least < __float_as_uint(EXPONENT_ORIGIN + LOWEST_E) - 1;
 }
-__device__ __forceinline__ bool is_unusual(uint4 amax, bool tiny) {
-  return is_unusual(amax.x, tiny) || is_unusual(amax.y, tiny) || is_unusual(amax.z, tiny) || is_unusual(amax.w, tiny);
+
+// Whether one of the largest |X| of four tiles leaves Note [Fast tiles].
+__device__ __forceinline__ bool is_unusual(uint2 a, uint2 b, bool tiny) {
+  constexpr uint32_t LOW = (127u - 92u) << 23, HIGH = (127u + 100u) << 23;
+  if (max(max(a.x - LOW, a.y - LOW), max(b.x - LOW, b.y - LOW)) < HIGH - LOW) return false;
+  const auto usual = [&](uint32_t x) { return x == 0 ? !tiny : x - LOW < HIGH - LOW; };
+  return !(usual(a.x) && usual(a.y) && usual(b.x) && usual(b.y));
 }
 
 // ---- operands --------------------------------------------------------------------------------------------------
@@ -297,6 +340,13 @@ template <class T, int N>
 __device__ __forceinline__ void keep_all(T (&x)[N]) {
 #pragma unroll
   for (int i = 0; i < N; ++i) ptx::keep(x[i]);
+}
+
+// Whatever these registers hold is of no use: the compiler takes a wgmma that starts from zero for one that adds.
+template <int N>
+__device__ __forceinline__ void forget_all(float (&x)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) asm volatile("" : "=f"(x[i]));
 }
 
 // Start to copy 64 rows of a tile.

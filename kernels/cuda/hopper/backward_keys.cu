@@ -116,15 +116,16 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       Steps step(r, causal);
       bool more = true;
       while (more) {
-        const Step now{step.tile, step.half, causal && step.tile == r.tile, 0};
-        const int64_t slot = (int64_t(r.head) * p.group + g) * p.max_tiles + r.first + step.tile;
+        const bool diagonal = causal && step.tile == r.tile;
+        const Steps now = step;
+        const int64_t slot = (int64_t(r.head) * p.group + g) * p.max_tiles + r.first + now.tile;
         more = step.advance(r);
         wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
         if (lane == 0) {
           Operands::Stage& stage = s.operands.stage[ring.stage];
           QueryColumns& columns = s.columns[ring.stage];
           const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
-          s.steps[ring.stage] = {now.tile, now.half, now.diagonal, !more};
+          s.steps[ring.stage] = {now.tile, now.half, (diagonal ? DIAGONAL : 0u) | (more ? 0u : ENDS)};
           ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + sizeof(QueryColumns));
           copy_step(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, now.half, barrier);
           ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
@@ -166,35 +167,30 @@ struct Limits {
   __device__ __forceinline__ bool operator()(int i) const { return limit[i / 2 % 2] > 8 * (i / 4) + i % 2; }
 };
 
-// S^T times the key's factors in place; of the thread's entries in each of the two tiles the
-// largest t, rounded up, or 0.
-__device__ __forceinline__ float2 scale_scores(float (&x)[32], const QueryColumns& columns, const Owner& owner) {
-  const At at = At::of_thread(0);
-  const KeyColumns& keys = owner.keys[at.row / STEP][0];
-  const float k0 = numbers_of(keys.score, at.row % STEP).x, k1 = numbers_of(keys.score, at.row % STEP + 8).x;
-  float top[2] = {0.0f, 0.0f};
+// S^T times the keys' factors in place, of one tile of 32 queries; the largest t of the thread's entries, rounded up, or 0.
+template <int TILE_OF_STEP>
+__device__ __forceinline__ float scale_scores(float (&x)[32], const float4* score, float k0, float k1) {
+  float top = 0.0f;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float4 c = columns.score[4 * n + ptx::thread_index() % 4];
+  for (int n = 4 * TILE_OF_STEP; n < 4 * TILE_OF_STEP + 4; ++n) {
+    const float4 c = score[4 * n];
 #pragma unroll
-    for (int i = 4 * n; i < 4 * n + 4; ++i) {
-      x[i] = __fmul_rn(x[i], i % 4 < 2 ? k0 : k1);
-    }
+    for (int i = 4 * n; i < 4 * n + 4; ++i) x[i] = __fmul_rn(x[i], i % 4 < 2 ? k0 : k1);
     const float low = __fmaf_ru(fmaxf(x[4 * n], x[4 * n + 2]), c.z, c.x);
     const float high = __fmaf_ru(fmaxf(x[4 * n + 1], x[4 * n + 3]), c.w, c.y);
-    top[n / 4] = fmaxf(top[n / 4], fmaxf(low, high));
+    top = fmaxf(top, fmaxf(low, high));
   }
-  return make_float2(top[0], top[1]);
+  return top;
 }
 
-// P^T from scaled scores: packed, and in place.
-__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)[32], const QueryColumns& columns, uint2 top) {
+// P^T from scaled scores of one tile: packed, and in place.
+template <int TILE_OF_STEP>
+__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)[32], const float4* score, uint32_t top) {
+  const int shift = 8 - int(top);
+  const uint32_t scale = scale_of_codes(top);
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float4 c = columns.score[4 * n + ptx::thread_index() % 4];
-    const uint32_t e = n < 4 ? top.x : top.y;
-    const int shift = 8 - int(e);
-    const uint32_t scale = scale_of_codes(e);
+  for (int n = 4 * TILE_OF_STEP; n < 4 * TILE_OF_STEP + 4; ++n) {
+    const float4 c = score[4 * n];
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; i += 2) {
       const float low = probability(x[i], c.z, c.x, shift), high = probability(x[i + 1], c.w, c.y, shift);
@@ -205,29 +201,24 @@ __device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)
   }
 }
 
-// X^T from P^T in the place of dP^T, not yet rounded; the largest magnitudes of the thread's in the
-// two tiles.
-__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const QueryColumns& columns,
-                                                const Owner& owner, bool diagonal) {
-  const At at = At::of_thread(0);
-  const KeyColumns& keys = owner.keys[at.row / STEP][diagonal];
-  const float2 row0 = numbers_of(keys.score, at.row % STEP), row1 = numbers_of(keys.score, at.row % STEP + 8);
-  const float k0 = row0.x, k1 = row1.x;
-  float amax[2] = {0.0f, 0.0f};
-  const int lane = ptx::thread_index() % 32;
+// X^T from P^T in the place of dP^T, of one tile, not yet rounded; the largest magnitude of the thread's entries. k0
+// and k1: 2^eK of the rows, v0 and v1: 2^e of V.
+template <int TILE_OF_STEP>
+__device__ __forceinline__ float fast_gradients(const float (&x)[32], float (&dp)[32], const float4* gradient, float of_dout,
+                                                float k0, float k1, float v0, float v1) {
+  const float f0 = __fmul_rn(v0, of_dout), f1 = __fmul_rn(v1, of_dout);
+  float amax = 0.0f;
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float4 c = columns.gradient[4 * n + lane % 4];
-    const float of_dout = columns.summary.factor[n / 4];
-    const float f0 = __fmul_rn(row0.y, of_dout), f1 = __fmul_rn(row1.y, of_dout);
+  for (int n = 4 * TILE_OF_STEP; n < 4 * TILE_OF_STEP + 4; ++n) {
+    const float4 c = gradient[4 * n];
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
       const float d = __fmaf_rn(dp[i], i % 4 < 2 ? f0 : f1, i % 2 == 0 ? c.x : c.y);
       dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 2 == 0 ? c.z : c.w), i % 4 < 2 ? k0 : k1);
-      amax[n / 4] = fmaxf(amax[n / 4], fabsf(dp[i]));
+      amax = fmaxf(amax, fabsf(dp[i]));
     }
   }
-  return make_float2(amax[0], amax[1]);
+  return amax;
 }
 
 // -inf in hidden scores.
@@ -236,21 +227,23 @@ __device__ __forceinline__ void hide_scores(float (&x)[32], const Limits& limits
   for (int i = 0; i < 32; ++i) x[i] = limits(i) ? -infinity() : x[i];
 }
 
-// Zeros in hidden gradients; the largest magnitudes of the others.
-__device__ __forceinline__ float2 hide_gradients(float (&x)[32], const Limits& limits) {
-  float largest[2] = {0.0f, 0.0f};
+// Zeros in hidden gradients of one tile; the largest magnitude of the others.
+template <int TILE_OF_STEP>
+__device__ __forceinline__ float hide_gradients(float (&x)[32], const Limits& limits) {
+  float largest = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 16 * TILE_OF_STEP; i < 16 * TILE_OF_STEP + 16; ++i) {
     x[i] = limits(i) ? 0.0f : x[i];
-    largest[i / 16] = fmaxf(largest[i / 16], fabsf(x[i]));
+    largest = fmaxf(largest, fabsf(x[i]));
   }
-  return make_float2(largest[0], largest[1]);
+  return largest;
 }
 
-__device__ __forceinline__ void round_gradients(float (&x)[32], uint4 amax) {
-  const float least[2] = {least_gradient(amax.x), least_gradient(amax.y)};
+template <int TILE_OF_STEP>
+__device__ __forceinline__ void round_gradients(float (&x)[32], uint32_t amax) {
+  const float least = least_gradient(amax);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) x[i] = round_scaled(x[i], least[i / 16]);
+  for (int i = 16 * TILE_OF_STEP; i < 16 * TILE_OF_STEP + 16; ++i) x[i] = round_scaled(x[i], least);
 }
 
 // ---- consuming -------------------------------------------------------------------------------------------------
@@ -277,21 +270,37 @@ __device__ __forceinline__ void finish(const BackwardParams& p, float (&x)[D / 2
 }
 
 __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
-  const int group = uniform(threadIdx.x / 128);
+  const int warp = uniform(threadIdx.x / 32), group = warp / 4;
+  uint32_t lane = threadIdx.x % 32;
+  const int row_at = (warp % 4 * 16 + lane / 4) / 2 * 4 + lane / 4 % 2;  // numbers_of the thread's first key; 16 further its second
   Ring<STAGES> ring;
+  uint32_t phases = 0;  // bit 0 of the exchange of E, bit 1 of that of amax
   float x[32], dp[32], dk[D / 2], dv[D / 2];
+  uint32_t a[16];
 
   const uint32_t k = ptx::shared_address(s.operands.k) + group * STEP_BYTES;
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
   const auto multiply_scores = [&](int stage) {
+    forget_all(x);
     ptx::wgmma_fence();
     multiply_channels(x, k, ptx::shared_address(s.operands.stage[0].q), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
   const auto multiply_values = [&](int stage, bool diagonal) {
+    forget_all(dp);
     ptx::wgmma_fence();
     multiply_channels(dp, k + (diagonal ? 2 : 1) * TILE_BYTES, ptx::shared_address(s.operands.stage[0].dout),
                       stage * sizeof(Operands::Stage));
+    ptx::wgmma_commit_group();
+  };
+  const auto multiply_p = [&](int stage) {
+    ptx::wgmma_fence();
+    multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[0].dout_wide), stage * sizeof(Operands::Stage));
+    ptx::wgmma_commit_group();
+  };
+  const auto multiply_x = [&](int stage) {
+    ptx::wgmma_fence();
+    multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
   const auto release = [&](int stage) {
@@ -304,13 +313,16 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     wait(ptx::shared_address(&s.owner_full[n % 2]), n / 2 % 2);
     const Owner& owner = s.owner[n % 2];
     if (!uniform(owner.record.valid)) return;
+    RowFlags rows(p, owner.keys[group][0].summary);
+    rows.flags |= owner.keys[group][1].summary.flags[0] | owner.keys[group][1].summary.flags[1];  // of V1
+    const auto know = [&](int stage) { return flags_of(rows, s.columns[stage].summary, s.steps[stage]); };
     wait(ptx::shared_address(&s.keys_full), n % 2);
 #pragma unroll 1
     for (int g = 0; g < p.group; ++g) {
       bool any = true;
       if (p.causal && group == 1) {  // every query of the first step comes before every key of this warpgroup
         wait_full();
-        any = !uniform(s.steps[ring.stage].ends);
+        any = !(uniform(s.steps[ring.stage].bits) & ENDS);
         release(ring.stage);
         ring.advance();
       }
@@ -321,56 +333,69 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           ptx::keep(dk[i]);  // zeros before the first wgmma, and not where the loop begins
           ptx::keep(dv[i]);
         }
-        int before = -1;  // the stage that is free once dK of the step before is done
+        bool started = false;
         wait_full();
+        uint32_t now = know(ring.stage);
         multiply_scores(ring.stage);
 #pragma unroll 1
         while (true) {
           const int stage = ring.stage;
           const QueryColumns& columns = s.columns[stage];
-          const Step& step = s.steps[stage];
-          const bool ends = uniform(step.ends);
-          const Hidden hidden{uniform(step.diagonal) != 0, int(uniform(owner.record.rows))};
-          const uint32_t flags = flags_of(p, owner.keys[group][hidden.diagonal].summary, columns.summary);
+          const Hidden hidden{(now & DIAGONAL) != 0, int(uniform(owner.record.rows))};
           const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
           ring.advance();
-          const int next = ends ? stage : int(ring.stage);  // S of the last step is made twice, so that no branch has one
+          const int next = now & ENDS ? stage : int(ring.stage);  // products of the last step are made twice: no branch has one
           bool summed = false, done = false;  // dV; all
-          uint32_t a[16];
+          uint32_t then = now;
 
           ptx::wgmma_wait_group<0>();
           keep_all(x);
-          if (before >= 0) release(before);
-          if (!(flags & SLOW)) {
+          keep_all(a);
+          if (started) release(stage == 0 ? STAGES - 1 : stage - 1);  // dK of the step before is done
+          started = true;
+          if (!(now & SLOW)) {
             // ---- P^T -------------------------------------------------------------------------------------------
-            if (masked) hide_scores(x, Limits(hidden, At::of_thread(step.half)));
-            const float2 t = scale_scores(x, columns, owner);
-            const uint4 top = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
-            if (!uniform(is_low(top))) {
-              fast_probabilities(a, x, columns, make_uint2(known_top(top.x), known_top(top.y)));
+            ptx::keep(lane);
+            const float4* const score = columns.score + lane % 4;
+            if (masked) hide_scores(x, Limits(hidden, At::of_thread(s.steps[stage].half)));
+            const float* const at_row = reinterpret_cast<const float*>(owner.keys[group][hidden.diagonal].score) + row_at;
+            const float k0 = at_row[0], k1 = at_row[16];
+            s.exchange.send(E_FIRST, warp, __float_as_uint(scale_scores<0>(x, score, k0, k1)));
+            s.exchange.send(E_SECOND, warp, __float_as_uint(scale_scores<1>(x, score, k0, k1)));
+            const uint2 first = s.exchange.receive(E_FIRST, warp, phases & 1);
+            fast_probabilities<0>(a, x, score, known_top(first.x));
+            const uint2 second = s.exchange.receive(E_SECOND, warp, phases & 1);
+            fast_probabilities<1>(a, x, score, known_top(second.x));
+            phases ^= 1;
+            if (!uniform(is_low(first, second))) {
               keep_all(x);  // P is unpacked before a product that reads it packed is under way
               multiply_values(stage, hidden.diagonal);
-              ptx::wgmma_fence();
-              multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[0].dout_wide), stage * sizeof(Operands::Stage));
-              ptx::wgmma_commit_group();
+              multiply_p(stage);
+              ptx::wgmma_wait_group<1>();
+              keep_all(dp);
               summed = true;
 
               // ---- X^T -----------------------------------------------------------------------------------------
-              ptx::wgmma_wait_group<1>();
-              keep_all(dp);
-              float2 largest = fast_gradients(x, dp, columns, owner, hidden.diagonal);
-              if (masked) largest = hide_gradients(dp, Limits(hidden, At::of_thread(step.half)));
-              if (!ends) wait_full();
+              ptx::keep(lane);
+              const float4* const gradient = columns.gradient + lane % 4;
+              const float v0 = at_row[2], v1 = at_row[18];
+              float largest = fast_gradients<0>(x, dp, gradient, columns.summary.factor[0], k0, k1, v0, v1);
+              if (masked) largest = hide_gradients<0>(dp, Limits(hidden, At::of_thread(s.steps[stage].half)));
+              s.exchange.send(AMAX_FIRST, warp, __float_as_uint(largest));
+              largest = fast_gradients<1>(x, dp, gradient, columns.summary.factor[1], k0, k1, v0, v1);
+              if (masked) largest = hide_gradients<1>(dp, Limits(hidden, At::of_thread(s.steps[stage].half)));
+              s.exchange.send(AMAX_SECOND, warp, __float_as_uint(largest));
+              if (!(now & ENDS)) wait_full();
               multiply_scores(next);
-              const uint4 amax = s.exchange.largest(__float_as_uint(largest.x), __float_as_uint(largest.y), 1);
-              if (!uniform(is_unusual(amax, flags & TINY))) {
-                round_gradients(dp, amax);
+              then = know(next);
+              const uint2 amax0 = s.exchange.receive(AMAX_FIRST, warp, phases >> 1);
+              round_gradients<0>(dp, amax0.x);
+              const uint2 amax1 = s.exchange.receive(AMAX_SECOND, warp, phases >> 1);
+              round_gradients<1>(dp, amax1.x);
+              phases ^= 2;
+              if (!uniform(is_unusual(amax0, amax1, now & TINY))) {
                 ptx::wgmma_wait_group<1>();
                 keep_all(a);
-                pack(a, dp);
-                ptx::wgmma_fence();
-                multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
-                ptx::wgmma_commit_group();
                 done = true;
               }
             }
@@ -378,35 +403,32 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           if (!done) {
             ptx::wgmma_wait_group<0>();
             multiply_scores(stage);
-            multiply_values(stage, hidden.diagonal);
+            multiply_values(stage, now & DIAGONAL);
             ptx::wgmma_wait_group<0>();
             keep_all(x);
             keep_all(dp);
             const Record& r = owner.record;
             const int64_t q_head = int64_t(r.head) * p.group + g;
-            const Meeting m{q_head * p.max_tiles + r.first + step.tile, r.head * p.max_tiles + r.first + r.tile, hidden};
-            slow_probabilities(x, p, m, s.exchange, At::of_thread(step.half));
+            const Meeting m{q_head * p.max_tiles + r.first + s.steps[stage].tile, r.head * p.max_tiles + r.first + r.tile, hidden};
+            slow_probabilities(x, p, m, s.exchange, At::of_thread(s.steps[stage].half));
             pack(a, x);
             if (!summed) {
-              ptx::wgmma_fence();
-              multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[0].dout_wide), stage * sizeof(Operands::Stage));
-              ptx::wgmma_commit_group();
+              multiply_p(stage);
               ptx::wgmma_wait_group<0>();
               keep_all(a);
             }
-            slow_gradients(dp, p, m, s.exchange, At::of_thread(step.half));
-            if (!ends) wait_full();
+            slow_gradients(dp, p, m, s.exchange, At::of_thread(s.steps[stage].half));
+            if (!(now & ENDS)) wait_full();
+            then = know(next);
             multiply_scores(next);
-            pack(a, dp);
-            ptx::wgmma_fence();
-            multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
-            ptx::wgmma_commit_group();
           }
-          before = stage;
-          if (ends) break;
+          pack(a, dp);
+          multiply_x(stage);
+          if (now & ENDS) break;
+          now = then;
         }
         ptx::wgmma_wait_group<0>();
-        release(before);
+        release(ring.stage == 0 ? STAGES - 1 : ring.stage - 1);
 #pragma unroll
         for (int i = 0; i < D / 2; ++i) {
           ptx::keep(dk[i]);
@@ -416,10 +438,9 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       if (g == p.group - 1 && ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.keys_empty));
       if (any) {
         const Record& r = owner.record;
-        const int row = At::of_thread(0).row;
-        const float* const exponent = p.k_exponents + (r.head * p.max_tiles + r.first + r.tile) * TILE + row;
-        finish(p, dk, exp2_scale(-exponent[0]), exp2_scale(-exponent[8]), g, 0, p.first, r, row);
-        finish(p, dv, 1.0f, 1.0f, g, 1, p.second, r, row);
+        const float* const exponent = p.k_exponents + (r.head * p.max_tiles + r.first + r.tile) * TILE + At::of_thread(0).row;
+        finish(p, dk, exp2_scale(-exponent[0]), exp2_scale(-exponent[8]), g, 0, p.first, r, At::of_thread(0).row);
+        finish(p, dv, 1.0f, 1.0f, g, 1, p.second, r, At::of_thread(0).row);
       }
     }
     ptx::bar_warp_sync();
@@ -441,6 +462,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
       ptx::mbarrier_init(ptx::shared_address(&s.owner_full[i]), 1);
       ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32);
     }
+    s.exchange.init();
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

@@ -108,20 +108,21 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
     Steps step;
     bool more = true;
     while (more) {
-      const Step now{step.tile, step.half, causal && step.tile == r.tile, 0};
-      const int64_t slot = r.head / p.group * p.max_tiles + r.first + step.tile;
+      const bool diagonal = causal && step.tile == r.tile;
+      const Steps now = step;
+      const int64_t slot = r.head / p.group * p.max_tiles + r.first + now.tile;
       more = step.advance(r, causal);
       wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
       if (lane == 0) {
         Operands::Stage& stage = s.operands.stage[ring.stage];
         KeyColumns& columns = s.columns[ring.stage];
         const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
-        const uint8_t* const values = now.diagonal ? p.v1 : p.v;
-        s.steps[ring.stage] = {now.tile, now.half, now.diagonal, !more};
+        const uint8_t* const values = diagonal ? p.v1 : p.v;
+        s.steps[ring.stage] = {now.tile, now.half, (diagonal ? DIAGONAL : 0u) | (more ? 0u : ENDS)};
         ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + sizeof(KeyColumns));
         copy_step(ptx::shared_address(stage.k), p.k + slot * TILE_BYTES, now.half, barrier);
         ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
-                                         p.k_columns + (4 * slot + 2 * now.half + now.diagonal) * sizeof(KeyColumns),
+                                         p.k_columns + (4 * slot + 2 * now.half + diagonal) * sizeof(KeyColumns),
                                          sizeof(KeyColumns), barrier);
         copy_step(ptx::shared_address(stage.v), values + slot * TILE_BYTES, now.half, barrier);
         copy_step_wide(ptx::shared_address(stage.k_wide), p.k_wide + slot * 2 * TILE_BYTES, now.half, barrier);
@@ -154,34 +155,28 @@ struct Limits {
   __device__ __forceinline__ bool operator()(int i) const { return 8 * (i / 4) + i % 2 > limit[i / 2 % 2]; }
 };
 
-// S times the keys' factors in place; of the thread's entries in each of the two tiles the
-// largest t, rounded up, or 0.
-__device__ __forceinline__ float2 scale_scores(float (&x)[32], const KeyColumns& columns, float4 row0, float4 row1) {
-  float top[2];
+// S times the keys' factors in place, of one tile of 32 keys; the largest t of the thread's entries, rounded up, or 0.
+template <int TILE_OF_STEP>
+__device__ __forceinline__ float scale_scores(float (&x)[32], const float4* score, float4 row0, float4 row1) {
+  float largest0 = -infinity(), largest1 = -infinity();
 #pragma unroll
-  for (int tile = 0; tile < 2; ++tile) {
-    float largest0 = -infinity(), largest1 = -infinity();
+  for (int n = 4 * TILE_OF_STEP; n < 4 * TILE_OF_STEP + 4; ++n) {
+    const float2 k = *reinterpret_cast<const float2*>(score + 4 * n);
 #pragma unroll
-    for (int n = 4 * tile; n < 4 * tile + 4; ++n) {
-      const float2 k = *reinterpret_cast<const float2*>(&columns.score[4 * n + ptx::thread_index() % 4]);
-#pragma unroll
-      for (int i = 4 * n; i < 4 * n + 4; ++i) {
-        x[i] = __fmul_rn(x[i], i % 2 == 0 ? k.x : k.y);
-      }
-      largest0 = fmaxf(largest0, fmaxf(x[4 * n], x[4 * n + 1]));
-      largest1 = fmaxf(largest1, fmaxf(x[4 * n + 2], x[4 * n + 3]));
-    }
-    top[tile] = fmaxf(fmaxf(__fmaf_ru(largest0, row0.y, row0.x), __fmaf_ru(largest1, row1.y, row1.x)), 0.0f);
+    for (int i = 4 * n; i < 4 * n + 4; ++i) x[i] = __fmul_rn(x[i], i % 2 == 0 ? k.x : k.y);
+    largest0 = fmaxf(largest0, fmaxf(x[4 * n], x[4 * n + 1]));
+    largest1 = fmaxf(largest1, fmaxf(x[4 * n + 2], x[4 * n + 3]));
   }
-  return make_float2(top[0], top[1]);
+  return fmaxf(fmaxf(__fmaf_ru(largest0, row0.y, row0.x), __fmaf_ru(largest1, row1.y, row1.x)), 0.0f);
 }
 
-// Codes of P from scaled scores, in place, as numbers.
-__device__ __forceinline__ void fast_probabilities(float (&x)[32], float4 row0, float4 row1, uint2 top) {
+// Codes of P from scaled scores of one tile, in place, as numbers.
+template <int TILE_OF_STEP>
+__device__ __forceinline__ void fast_probabilities(float (&x)[32], float4 row0, float4 row1, uint32_t top) {
+  const int shift = 8 - int(top);
 #pragma unroll
-  for (int i = 0; i < 32; i += 2) {
+  for (int i = 16 * TILE_OF_STEP; i < 16 * TILE_OF_STEP + 16; i += 2) {
     const float4 row = i % 4 == 0 ? row0 : row1;
-    const int shift = 8 - int(i < 16 ? top.x : top.y);
     const float low = probability(x[i], row.y, row.x, shift), high = probability(x[i + 1], row.y, row.x, shift);
     const float2 codes = formats::decode_e4m3x2(ptx::cvt_rn_satfinite_e4m3x2_f32(high, low));
     x[i] = codes.x;
@@ -189,26 +184,26 @@ __device__ __forceinline__ void fast_probabilities(float (&x)[32], float4 row0, 
   }
 }
 
-// X from codes of P in the place of dP, not yet rounded; the largest magnitudes of the thread's in the two tiles.
-template <bool DIAGONAL>
-__device__ __forceinline__ float2 fast_gradients(const float (&x)[32], float (&dp)[32], const KeyColumns& columns, uint2 top,
-                                                float4 row0, float4 row1, float of_dout) {
-  float amax[2] = {0.0f, 0.0f};
+// X from codes of P in the place of dP, of one tile, not yet rounded; the largest magnitude of the thread's entries.
+template <int TILE_OF_STEP, bool DIAGONAL>
+__device__ __forceinline__ float fast_gradients(const float (&x)[32], float (&dp)[32], const float4* score, float of_value,
+                                                uint32_t top, float4 row0, float4 row1, float of_dout) {
+  float amax = 0.0f;
+  const float of_code = __uint_as_float((top - 8) << 23);
+  const float scale0 = __fmul_rn(row0.w, of_code), scale1 = __fmul_rn(row1.w, of_code);
+  const float of_block = __fmul_rn(of_value, of_dout);
 #pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float of_code = __uint_as_float(((n < 4 ? top.x : top.y) - 8) << 23);
-    const float scale0 = __fmul_rn(row0.w, of_code), scale1 = __fmul_rn(row1.w, of_code);
-    const float4 c = columns.score[4 * n + ptx::thread_index() % 4];
-    const float of_block = __fmul_rn(columns.summary.factor[n / 4], of_dout);
+  for (int n = 4 * TILE_OF_STEP; n < 4 * TILE_OF_STEP + 4; ++n) {
+    const float4 c = score[4 * n];
     const float f0 = DIAGONAL ? __fmul_rn(c.z, of_dout) : of_block, f1 = DIAGONAL ? __fmul_rn(c.w, of_dout) : of_block;
 #pragma unroll
     for (int i = 4 * n; i < 4 * n + 4; ++i) {
       const float d = __fmaf_rn(dp[i], i % 2 == 0 ? f0 : f1, i % 4 < 2 ? row0.z : row1.z);
       dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 4 < 2 ? scale0 : scale1), i % 2 == 0 ? c.x : c.y);
-      amax[n / 4] = fmaxf(amax[n / 4], fabsf(dp[i]));
+      amax = fmaxf(amax, fabsf(dp[i]));
     }
   }
-  return make_float2(amax[0], amax[1]);
+  return amax;
 }
 
 // -inf in hidden scores.
@@ -217,27 +212,38 @@ __device__ __forceinline__ void hide_scores(float (&x)[32], const Limits& limits
   for (int i = 0; i < 32; ++i) x[i] = limits(i) ? -infinity() : x[i];
 }
 
-// Zeros in hidden gradients; the largest magnitudes of the others.
-__device__ __forceinline__ float2 hide_gradients(float (&x)[32], const Limits& limits) {
-  float largest[2] = {0.0f, 0.0f};
+// Zeros in hidden gradients of one tile; the largest magnitude of the others.
+template <int TILE_OF_STEP>
+__device__ __forceinline__ float hide_gradients(float (&x)[32], const Limits& limits) {
+  float largest = 0.0f;
 #pragma unroll
-  for (int i = 0; i < 32; ++i) {
+  for (int i = 16 * TILE_OF_STEP; i < 16 * TILE_OF_STEP + 16; ++i) {
     x[i] = limits(i) ? 0.0f : x[i];
-    largest[i / 16] = fmaxf(largest[i / 16], fabsf(x[i]));
+    largest = fmaxf(largest, fabsf(x[i]));
   }
-  return make_float2(largest[0], largest[1]);
+  return largest;
 }
 
-__device__ __forceinline__ void round_gradients(float (&x)[32], uint4 amax) {
-  const float least[2] = {least_gradient(amax.x), least_gradient(amax.y)};
+template <int TILE_OF_STEP>
+__device__ __forceinline__ void round_gradients(float (&x)[32], uint32_t amax) {
+  const float least = least_gradient(amax);
 #pragma unroll
-  for (int i = 0; i < 32; ++i) x[i] = round_scaled(x[i], least[i / 16]);
+  for (int i = 16 * TILE_OF_STEP; i < 16 * TILE_OF_STEP + 16; ++i) x[i] = round_scaled(x[i], least);
 }
 
+template <int TILE_OF_STEP>
+__device__ __forceinline__ void round_and_pack(uint32_t (&a)[16], const float (&x)[32], uint32_t amax) {
+  const float least = least_gradient(amax);
+#pragma unroll
+  for (int i = 8 * TILE_OF_STEP; i < 8 * TILE_OF_STEP + 8; ++i) {
+    a[i] = ptx::cvt_rn_bf16x2_f32(round_scaled(x[2 * i + 1], least), round_scaled(x[2 * i], least));
+  }
+}
 // ---- consuming -------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
-  const int group = uniform(threadIdx.x / 128);
+  const int warp = uniform(threadIdx.x / 32), group = warp / 4, quad = threadIdx.x % 4;
+  uint32_t phases = 0;  // bit 0 of the exchange of E, bit 1 of that of amax
   Ring<STAGES> ring;
   Ring<2> owners;
   uint32_t queries_phase = 0;
@@ -281,6 +287,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     };
     const float4 row0 = numbers(row % STEP), row1 = numbers(row % STEP + 8);
     const float of_dout = queries.summary.factor[row / 32 % 2];
+    const RowFlags rows(p, queries.summary);
     int before = -1;  // the stage that is free once dQ of the step before is done
     wait_full();
     multiply(ring.stage);
@@ -288,10 +295,10 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     while (true) {
       const int stage = ring.stage;
       const KeyColumns& columns = s.columns[stage];
-      const uint32_t flags = flags_of(p, queries.summary, columns.summary);
       const Step& step = s.steps[stage];
-      const bool ends = uniform(step.ends);
-      const Hidden hidden{uniform(step.diagonal) != 0, int(uniform(step.tile == owner.record.count - 1 ? owner.record.last : TILE))};
+      const uint32_t flags = flags_of(rows, columns.summary, step);
+      const bool ends = flags & ENDS;
+      const Hidden hidden{(flags & DIAGONAL) != 0, int(uniform(step.tile == owner.record.count - 1 ? owner.record.last : TILE))};
       const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
       bool done = false;
       uint32_t a[16];
@@ -302,23 +309,35 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       if (!(flags & SLOW)) {
         // ---- P -----------------------------------------------------------------------------------------------
         if (masked) hide_scores(x, Limits(hidden, At::of_thread(step.half)));
-        const float2 t = scale_scores(x, columns, row0, row1);
-        const uint4 found = s.exchange.largest(__float_as_uint(t.x), __float_as_uint(t.y), 0);
-        if (!uniform(is_low(found))) {
-          const uint2 top = make_uint2(known_top(found.x), known_top(found.y));
-          fast_probabilities(x, row0, row1, top);
-
+        const float4* const score = columns.score + quad;
+        s.exchange.send(E_FIRST, warp, __float_as_uint(scale_scores<0>(x, score, row0, row1)));
+        s.exchange.send(E_SECOND, warp, __float_as_uint(scale_scores<1>(x, score, row0, row1)));
+        const uint2 first = s.exchange.receive(E_FIRST, warp, phases & 1);
+        const uint32_t top0 = known_top(first.x);
+        fast_probabilities<0>(x, row0, row1, top0);
+        const uint2 second = s.exchange.receive(E_SECOND, warp, phases & 1);
+        const uint32_t top1 = known_top(second.x);
+        fast_probabilities<1>(x, row0, row1, top1);
+        phases ^= 1;
+        if (!uniform(is_low(first, second))) {
           // ---- X ---------------------------------------------------------------------------------------------
           ptx::wgmma_wait_group<0>();
           keep_all(dp);
-          float2 largest = hidden.diagonal ? fast_gradients<true>(x, dp, columns, top, row0, row1, of_dout)
-                                           : fast_gradients<false>(x, dp, columns, top, row0, row1, of_dout);
-          if (masked) largest = hide_gradients(dp, Limits(hidden, At::of_thread(step.half)));
-          const uint4 amax = s.exchange.largest(__float_as_uint(largest.x), __float_as_uint(largest.y), 1);
-          if (!uniform(is_unusual(amax, flags & TINY))) {
-            round_gradients(dp, amax);
-            done = true;
-          }
+          const float v0 = columns.summary.factor[0], v1 = columns.summary.factor[1];
+          float largest = hidden.diagonal ? fast_gradients<0, true>(x, dp, score, v0, top0, row0, row1, of_dout)
+                                          : fast_gradients<0, false>(x, dp, score, v0, top0, row0, row1, of_dout);
+          if (masked) largest = hide_gradients<0>(dp, Limits(hidden, At::of_thread(step.half)));
+          s.exchange.send(AMAX_FIRST, warp, __float_as_uint(largest));
+          largest = hidden.diagonal ? fast_gradients<1, true>(x, dp, score, v1, top1, row0, row1, of_dout)
+                                    : fast_gradients<1, false>(x, dp, score, v1, top1, row0, row1, of_dout);
+          if (masked) largest = hide_gradients<1>(dp, Limits(hidden, At::of_thread(step.half)));
+          s.exchange.send(AMAX_SECOND, warp, __float_as_uint(largest));
+          const uint2 amax0 = s.exchange.receive(AMAX_FIRST, warp, phases >> 1);
+          round_and_pack<0>(a, dp, amax0.x);
+          const uint2 amax1 = s.exchange.receive(AMAX_SECOND, warp, phases >> 1);
+          round_and_pack<1>(a, dp, amax1.x);
+          phases ^= 2;
+          done = !uniform(is_unusual(amax0, amax1, flags & TINY));
         }
       }
       if (!done) {
@@ -332,8 +351,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
                         hidden};
         slow_probabilities(x, p, m, s.exchange, At::of_thread(step.half));
         slow_gradients(dp, p, m, s.exchange, At::of_thread(step.half));
+        pack(a, dp);
       }
-      pack(a, dp);
       ptx::wgmma_fence();
       multiply_tokens(dq, a, ptx::shared_address(s.operands.stage[0].k_wide), stage * sizeof(Operands::Stage));
       ptx::wgmma_commit_group();
@@ -375,6 +394,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_queries(const 
       ptx::mbarrier_init(ptx::shared_address(&s.owner_full[i]), 1);
       ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32);
     }
+    s.exchange.init();
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

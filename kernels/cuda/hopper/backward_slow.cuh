@@ -73,7 +73,7 @@ __device__ __forceinline__ void slow_probabilities(float (&s)[32], const Backwar
       else largest[1] = max(largest[1], ordered(relative));
     }
   }
-  const uint4 both = exchange.largest(largest[0], largest[1], 2);
+  const uint4 both = exchange.largest(largest[0], largest[1], 0);
 #pragma unroll 1
   for (int i = 0; i < 32; ++i) {
     const uint32_t key = i < 16 ? both.x : both.y;
@@ -91,6 +91,13 @@ __device__ __forceinline__ void slow_probabilities(float (&s)[32], const Backwar
   }
 #pragma unroll
   for (int i = 0; i < 32; ++i) s[i] = own[i * CONSUMERS];
+}
+
+// Leave P, packed, where slow_probabilities would.
+__device__ __forceinline__ void keep_probabilities(const uint32_t (&a)[16], const BackwardParams& p) {
+  float* const own = scratch_of(p);
+#pragma unroll
+  for (int i = 0; i < 32; ++i) own[i * CONSUMERS] = unpack(a, i);
 }
 
 // From P, where slow_probabilities left it, and the accumulators of dP to X, quantized and decoded, in the place of dP.
@@ -123,7 +130,7 @@ __device__ __forceinline__ void slow_gradients(float (&dp)[32], const BackwardPa
       else largest[1] = max(largest[1], magnitude);
     }
   }
-  const uint4 both = exchange.largest(largest[0], largest[1], 3);
+  const uint4 both = exchange.largest(largest[0], largest[1], 1);
 #pragma unroll 1
   for (int i = 0; i < 32; ++i) {
     const uint32_t byte = formats::rceil_e4m3(__uint_as_float(i < 16 ? both.x : both.y));
