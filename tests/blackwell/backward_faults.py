@@ -303,8 +303,8 @@ FAULTS = (
     _fault(
         "a lost key reaches inactive queries",
         "_numbers.cuh",
-        "x[i] = sees(i, bound) && top != infinity() ? y : 0.0f;",
-        "x[i] = sees(i, bound) ? y : 0.0f;",
+        "x[0] = sees(i, bound) && top != infinity() ? y : 0.0f;",
+        "x[0] = sees(i, bound) ? y : 0.0f;",
         WRONG,
         owners=("queries",),
         options={"damaged": True, "lengths": (160,)},

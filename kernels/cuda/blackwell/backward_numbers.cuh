@@ -179,16 +179,26 @@ __device__ __forceinline__ float unordered(uint32_t key) {
   return __uint_as_float(key & formats::SIGN ? key ^ formats::SIGN : ~key);
 }
 
+// Move every element one place down, the first to the end. Loops that are seldom run take their elements from place 0
+// and rotate, so that they stay loops over registers: unrolled they would be most of the kernel's code.
+template <class T, int N>
+__device__ __forceinline__ void rotate(T (&x)[N]) {
+  const T first = x[0];
+#pragma unroll
+  for (int i = 1; i < N; ++i) x[i - 1] = x[i];
+  x[N - 1] = first;
+}
+
 // P of any tile; returns its scale byte.
 __device__ __forceinline__ uint32_t probabilities_slow(uint32_t (&codes)[BLOCK_WORDS], float (&s)[BLOCK], const Columns& columns,
                                                        int first, const Row& row, int bound, const Constants& g) {
   uint32_t key = 0;
-#pragma unroll
-  for (int i = 0; i < BLOCK; ++i) {
+#pragma unroll 1
+  for (int i = 0; i < BLOCK; ++i, rotate(s)) {
     const float top = KEYS ? columns.top[first + i] : row.top;
-    if (g.score_factor != 1.0f) s[i] = __fmul_rn(s[i], g.score_factor);
-    if (s[i] == minus_infinity()) s[i] = -0x1.fffffep127f;  // an overflowed score counts as the lowest number
-    const float relative = __fsub_rn(ceil_any(s[i], g.c), top);
+    if (g.score_factor != 1.0f) s[0] = __fmul_rn(s[0], g.score_factor);
+    if (s[0] == minus_infinity()) s[0] = -0x1.fffffep127f;  // an overflowed score counts as the lowest number
+    const float relative = __fsub_rn(ceil_any(s[0], g.c), top);
     if (sees(i, bound) && top != infinity() && relative == relative) key = max(key, ordered(relative));
   }
   key = ptx::redux_max_u32(key);
@@ -196,16 +206,14 @@ __device__ __forceinline__ uint32_t probabilities_slow(uint32_t (&codes)[BLOCK_W
   if (!(fabsf(e) < infinity())) e = 0.0f;
   const float scale = __fsub_rn(e, 8.0f);
 #pragma unroll
-  for (int i = 0; i < BLOCK; i += 4) {
-    uint32_t word = 0;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      const float top = KEYS ? columns.top[first + i + j] : row.top;
-      uint32_t code = round_any(s[i + j], g.c, __fadd_rn(e, top));
-      if (scale < -127.0f && code != P_NAN) code = 0;
-      word |= (sees(i + j, bound) && top != infinity() ? code : 0) << 8 * j;
-    }
-    codes[i / 4] = word;
+  for (int i = 0; i < BLOCK_WORDS; ++i) codes[i] = 0;
+#pragma unroll 1
+  for (int i = 0; i < BLOCK; ++i, rotate(s)) {
+    const float top = KEYS ? columns.top[first + i] : row.top;
+    uint32_t code = round_any(s[0], g.c, __fadd_rn(e, top));
+    if (scale < -127.0f && code != P_NAN) code = 0;
+    codes[0] |= (sees(i, bound) && top != infinity() ? code : 0) << 8 * (i % 4);
+    if (i % 4 == 3) rotate(codes);
   }
   return scale_byte(scale);
 }
@@ -240,18 +248,22 @@ __device__ __forceinline__ uint32_t gradients_slow(uint32_t (&codes)[BLOCK_WORDS
                                                    const uint32_t (&p)[BLOCK_WORDS], uint32_t p_byte, const Columns& columns,
                                                    int first, const Row& row, int bound, const Constants& g) {
   const float p_scale = formats::decode_e8m0(p_byte);
-  uint32_t amax = 0;
+  uint32_t amax = 0, words[BLOCK_WORDS];
 #pragma unroll
-  for (int i = 0; i < BLOCK; ++i) {
+  for (int i = 0; i < BLOCK_WORDS; ++i) words[i] = p[i];
+#pragma unroll 1
+  for (int i = 0; i < BLOCK; ++i, rotate(x)) {
     const float top = KEYS ? columns.top[first + i] : row.top, delta = KEYS ? columns.delta[first + i] : row.delta;
     const float of_query = KEYS ? columns.power[first + i] : row.power;
     const float of_key = KEYS ? row.power : columns.power[first + i];
-    const uint32_t code = p[i / 4] >> 8 * (i % 4) & 0xFF;
+    const uint32_t code = words[0] & 0xFF;
+    words[0] >>= 8;
+    if (i % 4 == 3) rotate(words);
     const float value = code == P_NAN ? not_a_number() : __fmul_rn(formats::decode_e4m3(code), p_scale);
-    float y = __fmul_rn(__fmul_rn(__fsub_rn(x[i], delta), value), g.softmax_scale);
+    float y = __fmul_rn(__fmul_rn(__fsub_rn(x[0], delta), value), g.softmax_scale);
     y = __fmul_rn(__fmul_rn(y, of_query), of_key);
-    x[i] = sees(i, bound) && top != infinity() ? y : 0.0f;
-    const uint32_t magnitude = __float_as_uint(x[i]) & formats::MAGNITUDE;
+    x[0] = sees(i, bound) && top != infinity() ? y : 0.0f;
+    const uint32_t magnitude = __float_as_uint(x[0]) & formats::MAGNITUDE;
     amax = max(amax, magnitude < formats::EXPONENT ? magnitude : 0);
   }
   amax = ptx::redux_max_u32(amax);
@@ -300,12 +312,13 @@ __device__ __forceinline__ bool gradients_fast(uint32_t (&codes)[BLOCK_WORDS], u
   const float own = __fmul_rn(fabsf(scan_gradients(v, dp, p, columns, first, row)), row.factor);
   // NaN has the largest bits, so that it reaches every lane.
   const uint32_t amax = ptx::redux_max_u32(__float_as_uint(own));
-  const uint32_t relative = formats::rceil_e4m3(__uint_as_float(amax));  // to 2^(E - 8)
+  uint32_t relative = formats::rceil_e4m3(__uint_as_float(amax));  // to 2^(E - 8)
   byte = relative + p_byte - 127;
   const bool fits = relative - SMALLEST_BYTE <= LARGEST_BYTE - SMALLEST_BYTE && byte - SMALLEST_X_BYTE <= LARGEST_X_BYTE - SMALLEST_X_BYTE;
   if (!fits) {
     if (amax != 0) return false;
     byte = 0;
+    relative = 127;  // 0 times a finite number
   }
   const uint64_t factor = twice(__fmul_rn(row.factor, formats::inverse_e8m0(relative)));
 #pragma unroll
