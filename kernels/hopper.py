@@ -13,7 +13,7 @@ from typing import Any
 
 from flamia.kernels import structs
 from flamia.kernels.launch import launch
-from flamia.kernels.quantize import QuantizedInputs, quantize_qkv
+from flamia.kernels.quantize import KeyOperands, QuantizedInputs, quantize_qkv
 from flamia.kernels.registry import HOPPER_FORWARD, HOPPER_OPERANDS, HOPPER_PACK
 from flamia.kernels.schedule import TICKETS, DeviceSchedule, build_schedule
 from flamia.kernels.tensors import (
@@ -68,22 +68,6 @@ class PackedInputs:
 
 
 @dataclass(frozen=True)
-class KeyOperands:
-    """What the forward reads of k and v beside the quantizer's tiles. See the notes of ``hopper/operands.cu``.
-
-    :param factors: float32 ``(Hkv, max_tiles, 132)``.
-    :param v: uint8 ``(Hkv, max_tiles, 256 D)``, bfloat16 tiles of V32, decoded.
-    :param v1: the same of V1, codes, for the diagonal tile; v itself if nothing is folded.
-    :param fold: float32 ``(Hkv, max_tiles, 256)``; None if nothing is folded.
-    """
-
-    factors: Any
-    v: Any
-    v1: Any
-    fold: Any
-
-
-@dataclass(frozen=True)
 class HopperForward:
     """Result of `attention_forward`.
 
@@ -104,8 +88,8 @@ def make_operands(
 ) -> None:
     """Widen up to four tensors in one launch.
 
-    :param keys: also write factor tiles: ``k_exponents`` and ``v_scales`` (or ``v_exponents``, of an unscaled recipe),
-        where ``factors`` and ``fold`` go, tensors by the names of `structs.HOPPER_OPERANDS`.
+    :param keys: also write factor tiles of unscaled keys: ``k_exponents``, ``v_exponents`` and where ``factors`` go,
+        tensors by the names of `structs.HOPPER_OPERANDS`.
     """
     fields = {} if keys is None else keys
     kv_heads = 0 if keys is None else keys["k_exponents"].shape[0]
@@ -134,29 +118,23 @@ def make_operands(
     launch(HOPPER_OPERANDS.unit(dim=head_dim), "make_operands", params, schedule.status.device, at_most=at_most)
 
 
-def make_key_operands(inputs: QuantizedInputs | PackedInputs, schedule: DeviceSchedule, head_dim: int) -> KeyOperands:
-    """The operands of k and v."""
+def key_operands(v: Any, schedule: DeviceSchedule, recipe: str) -> KeyOperands:
+    """Room for the operands of k and v; without wide tiles of v for an unscaled recipe, which has them."""
     import torch
 
-    k = inputs.k.exponents
-    heads, tiles = k.shape[:2]
-    factors = torch.empty((heads, tiles, FACTOR_WORDS), dtype=torch.float32, device=k.device)
-    keys = {"k_exponents": k, "factors": factors}
-    if isinstance(inputs, PackedInputs):
-        make_operands([], schedule, head_dim, keys | {"v_exponents": inputs.v.exponents})
-        return KeyOperands(factors, inputs.v.wide, inputs.v.wide, None)
+    heads, dim, tiles = v.shape[1], v.shape[2], schedule.max_tiles
+
+    def words(number: int) -> Any:
+        return torch.empty((heads, tiles, number), dtype=torch.float32, device=v.device)
 
     def wide() -> Any:
-        return torch.empty((heads, tiles, 2 * TILE * head_dim), dtype=torch.uint8, device=k.device)
+        return torch.empty((heads, tiles, 2 * TILE * dim), dtype=torch.uint8, device=v.device)
 
-    v, v1, fold = wide(), None, None
-    jobs = [Widen(inputs.v.payload, v, inputs.v.scales)]
-    if inputs.v1 is not None:
-        v1, fold = wide(), torch.empty((heads, tiles, FOLD_WORDS), dtype=torch.float32, device=k.device)
-        jobs.append(Widen(inputs.v1.payload, v1))
-    marks = inputs.v if inputs.v1 is None else inputs.v1
-    make_operands(jobs, schedule, head_dim, keys | {"v_scales": marks.scales, "fold": fold})
-    return KeyOperands(factors, v, v if v1 is None else v1, fold)
+    if recipe != "mxfp8":
+        return KeyOperands(words(FACTOR_WORDS), None, None, None)
+    v32 = wide()
+    folds = schedule.causal
+    return KeyOperands(words(FACTOR_WORDS), v32, wide() if folds else v32, words(FOLD_WORDS) if folds else None)
 
 
 def pack_qkv(
@@ -234,10 +212,18 @@ def attention_forward(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shape = (q.shape[1], q.shape[0])
     lse, m, l = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(3))  # noqa: E741
-    prepare: Any = quantize_qkv if recipe == "mxfp8" else pack_qkv
-    inputs = prepare(q, k, v, schedule, out=out, rows=((lse, -math.inf), (m, -math.inf), (l, 0.0)))
+    rows = ((lse, -math.inf), (m, -math.inf), (l, 0.0))
+    keys = key_operands(v, schedule, recipe)
+    inputs: QuantizedInputs | PackedInputs
+    if recipe == "mxfp8":
+        inputs = quantize_qkv(q, k, v, schedule, keys=keys, out=out, rows=rows)
+    else:
+        inputs = pack_qkv(q, k, v, schedule, out=out, rows=rows)
+        exponents = {"k_exponents": inputs.k.exponents, "v_exponents": inputs.v.exponents}
+        make_operands([], schedule, q.shape[2], exponents | {"factors": keys.factors})
+        keys = KeyOperands(keys.factors, inputs.v.wide, inputs.v.wide, None)
     result = HopperForward(out, lse, m, l, inputs, schedule)
-    _launch_forward(result, make_key_operands(inputs, schedule, q.shape[2]), recipe, scale)
+    _launch_forward(result, keys, recipe, scale)
     return result
 
 

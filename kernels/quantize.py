@@ -90,6 +90,22 @@ class QuantizedInputs:
 
 
 @dataclass(frozen=True)
+class KeyOperands:
+    """What the Hopper forward reads of k and v beside their tiles: notes of ``hopper/factors.cuh`` and ``tiles.cuh``.
+
+    :param factors: float32 ``(Hkv, max_tiles, 132)``, Note [Factor tile].
+    :param v: uint8 ``(Hkv, max_tiles, 256 D)``, Note [Wide tile]: V32, decoded.
+    :param v1: the same of V1, codes, for the diagonal tile; v itself if nothing is folded.
+    :param fold: float32 ``(Hkv, max_tiles, 256)``, Note [Fold tile]; None if nothing is folded.
+    """
+
+    factors: Any
+    v: Any
+    v1: Any
+    fold: Any
+
+
+@dataclass(frozen=True)
 class RowPass:
     """Result of the backward's row pre-pass.
 
@@ -110,6 +126,7 @@ def quantize_qkv(
     schedule: DeviceSchedule,
     *,
     nvfp4: Nvfp4 | None = None,
+    keys: KeyOperands | None = None,
     out: Any = None,
     rows: Sequence[tuple[Any, float]] = (),
 ) -> QuantizedInputs:
@@ -128,6 +145,8 @@ def quantize_qkv(
     _check_schedule("q", q, schedule)
     if nvfp4 is not None and not isinstance(nvfp4, Nvfp4):
         raise TypeError(f"nvfp4 must be an Nvfp4 or None, got {type(nvfp4).__name__}")
+    if nvfp4 is not None and keys is not None:
+        raise ValueError("keys must be None with nvfp4: one launch writes either")
     if nvfp4 is not None and q.shape[2] % 64:
         raise ValueError(f"q must have a head_dim that is a multiple of 64 for NVFP4, got {q.shape[2]}")
     check_cleared("out", out, schedule.num_tokens, q.device)
@@ -146,6 +165,10 @@ def quantize_qkv(
         _job(k, one=tokens[1], four=k4, hadamard=hadamard),
         _job(v, one=v1, block=v32),
     ]
+    if keys is not None:
+        jobs[1] |= {"factors": pointer(keys.factors)}
+        jobs[2] |= {"factors": pointer(keys.factors), "block_wide": pointer(keys.v), "fold": pointer(keys.fold)}
+        jobs[2] |= {"wide": 0 if v1 is None else pointer(keys.v1)}
     _launch_quantize(element, q, jobs, schedule, padding_struct(schedule.num_tokens, (out,), tuple(rows)))
     return QuantizedInputs(tokens[0], tokens[1], v32, v1, q4, k4)
 
@@ -328,7 +351,11 @@ def _launch_quantize(element: str, x: Any, jobs: list[dict[str, Any]], schedule:
         },
     )
     unit = QUANTIZE.unit(element=element, dim=x.shape[2])
-    entry = "quantize_nvfp4" if any("nvfp4_payload" in job for job in jobs) else "quantize"
+    entry = "quantize"
+    if any("nvfp4_payload" in job for job in jobs):
+        entry = "quantize_nvfp4"
+    elif any("factors" in job for job in jobs):
+        entry = "quantize_wide"
     launch(unit, entry, params, x.device, at_most=_count_units(schedule, heads))
 
 

@@ -187,6 +187,7 @@ QUANTIZE = Kernel(
     entries=(
         Entry("quantize", threads=(256, 512), max_registers=96),
         Entry("quantize_nvfp4", threads=(256, 512), max_registers=128),
+        Entry("quantize_wide", threads=(256, 512), max_registers=128),
     ),
     parameters=(ELEMENT, HEAD_DIM),
 )

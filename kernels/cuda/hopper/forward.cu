@@ -30,9 +30,10 @@ __device__ __forceinline__ void store_out(const ForwardParams& p, const State& t
 #pragma unroll
       for (int i = 0; i < D / 4; ++i) x[i] = hopper::divide_slow(x[i], sum, inverse);
     }
-    if (lost & 5u << h) {
+    const bool lost_row = lost & 5u << h;
+    if (ptx::vote_any(lost_row)) {
 #pragma unroll
-      for (int i = 0; i < D / 4; ++i) x[i] = hopper::not_a_number();
+      for (int i = 0; i < D / 4; ++i) x[i] = lost_row ? hopper::not_a_number() : x[i];
     }
     if (row + 8 * h >= work.rows) continue;
     const int64_t token = int64_t(work.start) + row + 8 * h;
@@ -76,8 +77,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
   KvRing k, v;
   for (;; ring.advance(), q.advance()) {
     hopper::wait(ptx::shared_address(&shared.work_full[ring.stage]), ring.phase);
-    const Work work = shared.work[ring.stage];
-    release(shared.work_empty[ring.stage]);
+    const Work& work = shared.work[ring.stage];  // read anew where it is used: registers are scarce
     if (work.keys == 0) break;
     hopper::wait(ptx::shared_address(&shared.q_full[q.stage]), q.phase);
     if (64 * group >= work.rows) {  // no row of this warpgroup's
@@ -88,6 +88,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
         release(shared.v_empty[v.stage]);
       }
       release(shared.q_empty[q.stage]);
+      release(shared.work_empty[ring.stage]);
       continue;
     }
 
@@ -124,6 +125,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
     }
     store_out(p, t, work, row, lost);
     store_sums(p, t, work, row, lost);
+    release(shared.work_empty[ring.stage]);
   }
 }
 

@@ -55,7 +55,7 @@ constexpr int MAX_SCORE_EXPONENT = E4M3 ? 25 : 7;
 constexpr int GROUPS = 2;  // consumer warpgroups
 constexpr int THREADS = 128 * (GROUPS + 1);
 constexpr int Q_STAGES = 2;
-constexpr int WORK_STAGES = 2;
+constexpr int WORK_STAGES = 3;
 constexpr int KV_STAGES = ROW_BYTES == 256 ? 2 : 3;
 
 // ---- shared memory ---------------------------------------------------------------------------------------------

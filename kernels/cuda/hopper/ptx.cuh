@@ -117,13 +117,6 @@ __device__ __forceinline__ uint32_t mul_rn_bf16x2(uint32_t a, uint32_t b) {
   return d;
 }
 
-// Two bfloat16 numbers: `low` in bits 0..15, `high` in bits 16..31.
-__device__ __forceinline__ uint32_t cvt_rn_bf16x2_f32(float high, float low) {
-  uint32_t d;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
-  return d;
-}
-
 // ---- registers, memory ------------------------------------------------------------------------------------------
 
 // threadIdx.x, read anew: what derives from it need not stay in registers from one use to the next.

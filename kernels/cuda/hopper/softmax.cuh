@@ -43,10 +43,15 @@ __device__ __forceinline__ void scale_scores(float (&s)[64], const float* factor
 
 // NaN for the keys past last[h].
 __device__ __forceinline__ void hide_scores(float (&s)[64], const int (&last)[2]) {
-  const int column = 2 * (threadIdx.x % 4);
+  uint32_t seen[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    seen[h] = uint32_t(last[h] - 2 * int(threadIdx.x % 4));
+    ptx::keep(seen[h]);  // so that constants are compared with it, not 64 sums with last[h]
+  }
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
-    if (8 * (i / 4) + i % 2 + column > last[i / 2 % 2]) s[i] = not_a_number();
+    if (8 * (i / 4) + i % 2 > int(seen[i / 2 % 2])) s[i] = not_a_number();
   }
 }
 

@@ -6,9 +6,12 @@
 //   payload, scales, exponents               token blocks of 1: Q, K; V1 without the last
 //   block_payload, block_scales, ..          token blocks of 32: V32
 //   nvfp4_payload, nvfp4_scales, ..          NVFP4, after a Hadamard rotation if the job says so; not with blocks of 32
+//   wide, block_wide, factors, fold          what the Hopper forward reads of K (factors) and of V (the others too)
 #include "common/padding.cuh"
 #include "common/tokens.cuh"
+#include "hopper/factors.cuh"
 #include "quantize/nvfp4.cuh"
+#include "quantize/wide.cuh"
 
 struct Job {
   Tokens source;
@@ -21,6 +24,10 @@ struct Job {
   uint8_t* nvfp4_payload;       // (heads, max_tiles, 64 D)
   uint8_t* nvfp4_scales;        // (heads, max_tiles, 8 D)
   const float2* nvfp4_head_scales;  // (heads): S_enc, S_dec
+  uint8_t* wide;        // (heads, max_tiles, 256 D): the codes of payload
+  uint8_t* block_wide;  // the same of block_payload, times its scales
+  float* factors;       // (heads, max_tiles, 132), Note [Factor tile]: K has exponents, V none
+  float* fold;          // (heads, max_tiles, 256), Note [Fold tile]
   int32_t heads;
   int32_t hadamard;
 };
@@ -45,6 +52,7 @@ constexpr int SCALE_BYTES = (D + 127) / 128 * layout::SCALE_TILE_BYTES;
 constexpr int CTAS = R::TOKEN_BYTES <= 128 ? 4 : R::TOKEN_BYTES <= 256 ? 3 : 1;
 extern "C" __constant__ const int quantize_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 extern "C" __constant__ const int quantize_nvfp4_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
+extern "C" __constant__ const int quantize_wide_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 
 // The exponent of a token whose payload is all zero: Note [Folded exponents] of flamia.reference.operands.
 constexpr float ZERO_TOKEN_EXPONENT = -8.0f;
@@ -57,19 +65,32 @@ struct alignas(16) Shared {
   uint32_t nvfp4[layout::TILE][D / 64 + 1];  // scale bytes of each token, four to a word
 };
 
-// The tokens of one step under the scale whose inverse is `factor`; zeros if that is 0.
+// The exponent of a token of the tile; NaN of a lost one.
+__device__ __forceinline__ float token_exponent(const Shared& shared, int row) {
+  const uint32_t byte = shared.byte[row];
+  const float exponent = byte == formats::E8M0_NAN ? __uint_as_float(0x7FC00000u) : float(int(byte) - 127);
+  return shared.zero[row] ? ZERO_TOKEN_EXPONENT : exponent;
+}
+
+// The tokens of one step under the scale whose inverse is `factor`; zeros if that is 0. If WIDE, also as bfloat16
+// numbers, times `scale`.
+template <bool WIDE>
 __device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R::PER_LANE][R::VALUES], int step,
-                                           float factor) {
+                                           float factor, uint8_t* wide, float scale) {
 #pragma unroll
   for (int p = 0; p < R::PER_LANE; ++p) {
     uint32_t codes[R::VALUES / 4];
     encode_piece<R>(codes, x[p], factor);
-    if (R::has_piece(p)) store_codes<R>(payload, R::row(step), R::channel(p), codes);
+    if (!R::has_piece(p)) continue;
+    store_codes<R>(payload, R::row(step), R::channel(p), codes);
+    if (WIDE && wide != nullptr) store_wide<R>(wide, R::row(step), R::channel(p), codes, scale);
   }
 }
 
 // Payloads of token blocks of 1 and of 32, each if the job asks for it, and in `shared` what their scale tiles hold.
-__device__ __forceinline__ void write_blocks(const Job& job, int64_t slot, const uint4* stage, Shared& shared) {
+template <bool WIDE>
+__device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t slot, const uint4* stage,
+                                             Shared& shared) {
   const int warp = R::warp();
 
   // ---- scales: each lane for the token that it owns ----------------------------------------------------------
@@ -94,7 +115,11 @@ __device__ __forceinline__ void write_blocks(const Job& job, int64_t slot, const
 
   // ---- payloads ----------------------------------------------------------------------------------------------
   const float largest = __uint_as_float(R::over_block(shared.amax, warp / R::WARPS_PER_BLOCK));
-  const float block_factor = formats::inverse_e8m0(formats::rceil_e4m3(largest));
+  const uint32_t block_byte = formats::rceil_e4m3(largest);
+  const float block_factor = formats::inverse_e8m0(block_byte), block_scale = formats::decode_e8m0(block_byte);
+  const auto at = [&](uint8_t* tiles) { return tiles == nullptr ? nullptr : tiles + slot * (2 * PAYLOAD_BYTES); };
+  // A tile that is not full is its document's last: if it is folded into the diagonal, no later query reads it otherwise.
+  uint8_t* const block_wide = job.fold != nullptr && rows < layout::TILE ? nullptr : at(job.block_wide);
 #pragma unroll 4
   for (int step = 0; step < R::STEPS; ++step) {
     uint4 piece[R::PER_LANE];
@@ -103,24 +128,49 @@ __device__ __forceinline__ void write_blocks(const Job& job, int64_t slot, const
 #pragma unroll
     for (int p = 0; p < R::PER_LANE; ++p) widen_piece<R>(x[p], piece[p]);
     const float factor = __uint_as_float(R::from_owner(__float_as_uint(scale.factor()), step));
-    if (job.payload != nullptr) store_step(job.payload + slot * PAYLOAD_BYTES, x, step, factor);
+    if (job.payload != nullptr) {
+      store_step<WIDE>(job.payload + slot * PAYLOAD_BYTES, x, step, factor, at(job.wide), 1.0f);
+    }
     if (job.block_payload != nullptr) {
-      store_step(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor);
+      store_step<WIDE>(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor,
+                       block_wide, block_scale);
     }
   }
 }
 
+// Note [Factor tile], Note [Fold tile], each if the job asks for it. By one warp.
+__device__ __forceinline__ void write_key_tile(const Job& job, int rows, int64_t slot, const Shared& shared) {
+  const int lane = threadIdx.x % 32;
+  uint32_t byte[layout::BLOCKS];
+  float exponent[layout::BLOCKS];
+  bool lost[layout::BLOCKS];
+#pragma unroll
+  for (int b = 0; b < layout::BLOCKS; ++b) {
+    const int row = layout::BLOCK * b + lane;
+    byte[b] = shared.byte[row];
+    lost[b] = row < rows && byte[b] == formats::E8M0_NAN;
+    exponent[b] = token_exponent(shared, row);
+  }
+  if (job.factors != nullptr) {
+    float* const to = job.factors + slot * hopper::FACTOR_WORDS;
+    if (job.exponents != nullptr) {
+      hopper::write_key_factors(to, exponent, rows, true);
+    } else {
+      hopper::write_lost_values(to, lost);
+    }
+  }
+  if (job.fold != nullptr) hopper::write_fold(job.fold + slot * hopper::FOLD_WORDS, byte);
+}
+
 // The scale tiles of `shared`, a warp each.
-template <bool NVFP4>
+template <bool NVFP4, bool WIDE>
 __device__ __forceinline__ void write_scale_tiles(const Job& job, int rows, int64_t slot, const Shared& shared) {
   const int warp = R::warp(), lane = threadIdx.x % 32;
   if (warp == 0 && job.payload != nullptr) store_channel_scales<D>(job.scales + slot * SCALE_BYTES, shared.byte, lane);
   if (warp == 1 && job.exponents != nullptr) {
 #pragma unroll
     for (int row = lane; row < layout::TILE; row += 32) {
-      const uint32_t of_row = shared.byte[row];
-      const float exponent = of_row == formats::E8M0_NAN ? __uint_as_float(0x7FC00000u) : float(int(of_row) - 127);
-      job.exponents[slot * layout::TILE + row] = shared.zero[row] ? ZERO_TOKEN_EXPONENT : exponent;
+      job.exponents[slot * layout::TILE + row] = token_exponent(shared, row);
     }
   }
   if (warp == 2 && job.block_payload != nullptr) {
@@ -135,6 +185,7 @@ __device__ __forceinline__ void write_scale_tiles(const Job& job, int rows, int6
     store_block_scales<D>(job.block_scales + slot * SCALE_BYTES, bytes, lane);
     store_token_scales<D>(job.block_token_scales + slot * SCALE_BYTES, word, lane);
   }
+  if (WIDE && warp == 3) write_key_tile(job, rows, slot, shared);
   const int u = warp - (R::WARPS - D / 64);
   if (NVFP4 && job.nvfp4_payload != nullptr && u >= 0) {
     ptx::st_global_v4(job.nvfp4_scales + slot * (8 * D) + u * layout::SCALE_TILE_BYTES + 16 * lane,
@@ -144,7 +195,7 @@ __device__ __forceinline__ void write_scale_tiles(const Job& job, int rows, int6
 }
 
 // One tile. `shared` is in use by no other thread, and is so again after the barrier in the call after the next one.
-template <bool NVFP4>
+template <bool NVFP4, bool WIDE>
 __device__ __forceinline__ void quantize_tile(const Job& job, int head, const layout::Tile& tile, int64_t slot,
                                               const uint4* stage, Shared& shared) {
   bool done = false;
@@ -160,9 +211,9 @@ __device__ __forceinline__ void quantize_tile(const Job& job, int head, const la
   if (done) {
     __syncthreads();
   } else {
-    write_blocks(job, slot, stage, shared);
+    write_blocks<WIDE>(job, tile.rows, slot, stage, shared);
   }
-  write_scale_tiles<NVFP4>(job, tile.rows, slot, shared);
+  write_scale_tiles<NVFP4, WIDE>(job, tile.rows, slot, shared);
 }
 
 // Of the heads of all jobs, in their order: the job, and its head.
@@ -177,7 +228,7 @@ __device__ __forceinline__ JobHead find_job(const QuantizeParams& p, int head) {
   return head >= second ? JobHead{1, head - second} : JobHead{0, head};
 }
 
-template <bool NVFP4>
+template <bool NVFP4, bool WIDE>
 __device__ __forceinline__ void quantize_all(const QuantizeParams& p) {
   extern __shared__ uint4 stages[];
   // Two, so that one barrier per tile is enough: what a tile writes is read before the barrier of the next one.
@@ -191,17 +242,22 @@ __device__ __forceinline__ void quantize_all(const QuantizeParams& p) {
       [&](const Unit& unit, const layout::Tile& tile, const uint4* stage, int parity) {
         const JobHead found = find_job(p, unit.head);
         const int64_t slot = found.head * p.max_tiles + unit.tile;
-        quantize_tile<NVFP4>(p.jobs[found.job], found.head, tile, slot, stage, shared[parity]);
+        quantize_tile<NVFP4, WIDE>(p.jobs[found.job], found.head, tile, slot, stage, shared[parity]);
       });
   clear_padding(p.padding, p.status);
 }
 
 extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) quantize(const __grid_constant__ QuantizeParams p) {
-  quantize_all<false>(p);
+  quantize_all<false, false>(p);
 }
 
 // The same where a job asks for NVFP4, which none does for a D that it has no tiles for.
 extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS)
     quantize_nvfp4(const __grid_constant__ QuantizeParams p) {
-  quantize_all<nvfp4::AVAILABLE<D>>(p);
+  quantize_all<nvfp4::AVAILABLE<D>, false>(p);
+}
+
+// The same where a job asks for wide tiles or for what a key tile tells.
+extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) quantize_wide(const __grid_constant__ QuantizeParams p) {
+  quantize_all<false, true>(p);
 }

@@ -1,0 +1,22 @@
+// Wide tiles: payloads as bfloat16 numbers, for kernels that multiply them so. Note [Wide tile] of hopper/tiles.cuh.
+#pragma once
+
+#include "common/tokens.cuh"
+
+// Codes of a piece times `factor`, to their place in a wide tile.
+template <class R>
+__device__ __forceinline__ void store_wide(uint8_t* tile, int row, int channel, const uint32_t (&codes)[R::VALUES / 4],
+                                           float factor) {
+  uint32_t pair[R::VALUES / 2];
+#pragma unroll
+  for (int i = 0; i < R::VALUES / 2; ++i) {
+    const float2 x = formats::decode_e4m3x2(codes[i / 2] >> 16 * (i % 2) & 0xFFFF);
+    pair[i] = ptx::cvt_rn_bf16x2_f32(__fmul_rn(x.y, factor), __fmul_rn(x.x, factor));
+  }
+  uint8_t* const to = tile + layout::payload_offset<2 * R::D>(row, 2 * channel);
+  if constexpr (R::VALUES == 8) {
+    ptx::st_global_v4(to, make_uint4(pair[0], pair[1], pair[2], pair[3]));
+  } else {
+    ptx::st_global_v2(to, pair[0], pair[1]);
+  }
+}

@@ -1,0 +1,120 @@
+"""What the quantizer writes for the Hopper forward beside the tiles of k and v, on the simulator, byte for byte."""
+
+import itertools
+
+import numpy as np
+import pytest
+from ml_dtypes import bfloat16
+
+from flamia.kernels import targets
+from flamia.reference import formats, layout, scaling
+from flamia.reference.documents import TILE
+
+LENGTHS = (40, 0, 300)
+HEADS, DIM = 2, 64
+
+
+def draw(rng):
+    """Tokens of very different magnitudes; a lost one, one of zeros, and padding rows that hold NaN."""
+    x = rng.standard_normal((sum(LENGTHS) + 3, HEADS, DIM), np.float32)
+    x *= np.exp2(rng.integers(-9, 9, x.shape[:2]))[..., None].astype(np.float32)
+    x[17, 0, 5], x[150, 1], x[sum(LENGTHS) :] = np.inf, 0, np.nan
+    return x.astype(bfloat16)
+
+
+def wide_tiles(values, cu):
+    """Note [Wide tile]."""
+    assert (values.astype(bfloat16).astype(np.float32) == values).all(), "decoded values are exact in bfloat16"
+    return layout.pack_payload(values.astype(bfloat16).view(np.uint8), cu)
+
+
+def by_tile(values, cu, rest):
+    """``(T, H)`` numbers as ``(H, tiles, 128)``, ``rest`` past the documents."""
+    tile, row = layout.token_slots(cu)
+    out = np.full((HEADS, int(layout.tile_offsets(cu)[-1]), TILE), rest, np.float32)
+    out[:, tile, row] = values[: int(cu[-1])].T
+    return out
+
+
+@pytest.fixture(scope="module")
+def written(request):
+    """q, k, v, cu_seqlens and, by whether the schedule is causal, what was written."""
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    request.getfixturevalue("nvrtc")
+    from flamia.conformance.simulator.host import simulated_device
+    from flamia.kernels import hopper, quantize, schedule
+
+    rng = np.random.default_rng(8)
+    k, v = draw(rng), draw(rng)
+    cu = np.concatenate([[0], np.cumsum(LENGTHS)]).astype(np.int64)
+    found = {}
+    for causal in (True, False):
+        with simulated_device(targets.SM_90A):
+            tensors = [torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) for x in (k, k, v)]
+            plan = schedule.build_schedule(torch.from_numpy(cu), len(k), HEADS, HEADS, causal)
+            keys = hopper.key_operands(tensors[2], plan, "mxfp8")
+            quantize.quantize_qkv(*tensors, plan, keys=keys)
+            found[causal] = keys
+    return k, v, cu, found
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_factors(written, causal):
+    k, v, cu, found = written
+    of_k, of_v = scaling.quantize_tokens(k, cu, 1), scaling.quantize_tokens(v, cu, 1)
+    exponents = of_k.scale.astype(np.float32) - 127
+    exponents[(of_k.payload & 0x7F == 0).all(axis=-1)] = -8
+    exponents[of_k.scale == 255] = np.nan
+    expected = by_tile(exponents, cu, np.nan)
+    got = found[causal].factors.numpy()[:, : expected.shape[1]]
+    np.testing.assert_array_equal(got[..., :TILE], np.exp2(expected))
+    words = got[..., TILE:].view(np.int32)
+    for column, tiles in ((0, of_k), (1, of_v)):
+        lost = by_tile((tiles.scale == 255).astype(np.float32), cu, 0) > 0
+        first = np.where(lost.any(axis=-1), lost.argmax(axis=-1), TILE)
+        np.testing.assert_array_equal(words[..., column], first)
+    np.testing.assert_array_equal(got[..., TILE + 2], np.nanmax(expected, axis=-1))
+    np.testing.assert_array_equal(words[..., 3], 0)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_decoded_values(written, causal):
+    _, v, cu, found = written
+    quantized = scaling.quantize_tokens(v, cu, 32)
+    expected = (
+        formats.decode(quantized.payload, formats.E4M3) * np.exp2(scaling.exponent_of(quantized.scale))[..., None]
+    )
+    got = layout.unpack_payload(found[causal].v.numpy()[:, : int(layout.tile_offsets(cu)[-1])], cu, len(v))
+    read = quantized.scale != 255  # who sees a lost token is NaN, whatever its block holds
+    assert not read.all()
+    read[int(cu[-1]) :] = False
+    if causal:  # the last tile of a document, unless it is full, is read as V1 only
+        for start, stop in itertools.pairwise(cu):
+            read[int(start + (stop - start) // TILE * TILE) : int(stop)] = False
+    assert read.any()
+    np.testing.assert_array_equal(got.view(bfloat16).astype(np.float32)[read], expected[read])
+
+
+def test_codes_and_fold(written):
+    _, v, cu, found = written
+    quantized = scaling.quantize_tokens(v, cu, 1)
+    expected = wide_tiles(formats.decode(quantized.payload, formats.E4M3).astype(np.float32), cu)
+    np.testing.assert_array_equal(found[True].v1.numpy()[:, : expected.shape[1]], expected)
+    exponents = by_tile(np.where(quantized.scale == 255, -127, quantized.scale.astype(np.float32) - 127), cu, -127)
+    fold = found[True].fold.numpy()[:, : expected.shape[1]]
+    np.testing.assert_array_equal(fold[..., :TILE], np.exp2(exponents))
+    prefix = np.maximum.accumulate(exponents.reshape(HEADS, -1, TILE // 32, 32), axis=-1).reshape(exponents.shape)
+    np.testing.assert_array_equal(fold[..., TILE:], prefix)
+    assert found[False].fold is None and found[False].v1 is found[False].v
+
+
+def test_either_nvfp4_or_keys(written):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from flamia.conformance.simulator.host import simulated_device
+    from flamia.kernels import quantize, schedule
+
+    with simulated_device(targets.SM_90A):
+        x = torch.zeros(3, 1, 64, dtype=torch.bfloat16)
+        plan = schedule.build_schedule(torch.tensor([0, 3]), 3, 1, 1, True)
+        with pytest.raises(ValueError, match="keys must be None with nvfp4"):
+            quantize.quantize_qkv(x, x, x, plan, nvfp4=quantize.Nvfp4(None, None), keys=written[3][True])
