@@ -6,6 +6,7 @@ A few cases by default; all with ``FLAMIA_THOROUGH=1``.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -87,6 +88,20 @@ def test_keys_past_a_document_have_no_part_in_scales() -> None:
 def test_neither_timing_nor_grid_shows(owners: tuple[str, ...]) -> None:
     for seed in range(SEEDS):
         check(Build(dim=64), (140, 33), (1, 1), owners=owners, seed=seed, ctas=1 + (seed + 2) % 4)
+
+
+@pytest.mark.parametrize("owners", [ONCE, TWICE] if THOROUGH else [ONCE], ids=lambda owners: owners[1])
+def test_the_order_of_work_does_not_show(owners: tuple[str, ...]) -> None:
+    """Items from the last to the first, and shuffled; one CTA takes them all, or three share them."""
+    reference = expected("mxfp8", 64, (140, 20, 33), (2, 1))
+    rng = np.random.default_rng(0)
+    for ctas, order in ((1, lambda n: np.arange(n)[::-1]), (3, rng.permutation)):
+        arrays = dict(reference.operands.arrays)
+        for name in ("keys_items", "queries_items"):
+            arrays[name] = arrays[name][order(len(arrays[name]))]
+        got = run_backward(Build(dim=64), replace(reference.operands, arrays=arrays), owners=owners, ctas=ctas)
+        wrong = reference.mismatch(got, owners)
+        assert wrong is None, wrong
 
 
 def test_p_is_that_of_the_forward_kernel() -> None:
