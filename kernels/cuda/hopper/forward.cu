@@ -2,14 +2,16 @@
 //
 // Note [Forward on Hopper]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
-// A CTA is a producer warp, which takes work items and fetches tiles, and two consumer warpgroups of 64 rows each.
+// A CTA is two producer warps, one of which takes and inspects work items while the other fetches their tiles, and two
+// consumer warpgroups of 64 rows each.
 // Per key tile, a warpgroup computes S with wgmma (E4M3 codes, or bfloat16), P in registers (hopper/softmax.cuh), and
 // adds P V to O with wgmma in bfloat16, where everything is exact (wide copies of V, Note [Wide tile]). l is one more
 // column of that product: 8 channels of ones lie behind each stage of V (Note [Slots]). In the diagonal tile, where l
 // sums P and O sums P', they are two products.
 //
 // S of the next tile and P V of this one are started together. While P V runs, P of the next tile takes the registers
-// of this one's, half by half. O is rescaled only where M grows, by exact powers of two.
+// of this one's, half by half. O is rescaled only where M grows, by exact powers of two. All key tiles go through one
+// loop body: what only some of them need is jumped over, because a short document lives on the instruction cache.
 #include "hopper/forward_load.cuh"
 #include "hopper/forward_tiles.cuh"
 #include "hopper/log2.cuh"

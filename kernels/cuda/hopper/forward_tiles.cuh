@@ -66,22 +66,21 @@ struct State {
 
 // From S, which has arrived, to scaled scores, and top: m of the tile. `hides`: the rows of this thread see the keys up
 // to last[h] only.
-__device__ __forceinline__ void measure(State& t, bool slow, const float* factors, bool hides, const int (&last)[2],
-                                        float (&top)[2]) {
-  hopper::scale_scores(t.s, factors);
-  if (hides) hopper::hide_scores(t.s, last);
+__device__ __forceinline__ void measure(State& t, bool slow, const hopper::Factors& of_keys, const float* factors,
+                                        bool hides, const int (&last)[2], float (&top)[2]) {
+  hopper::scale_scores(t.s, of_keys);
   float largest[2];
+  const bool found = hopper::find_largest_bits(t.s, largest);
+  if (hides) hopper::hide_scores(t.s, last);
   if (slow) {
     const int seen[2] = {hides ? last[0] : layout::TILE, hides ? last[1] : layout::TILE};
     hopper::saturate_scores(t.s, factors, seen, t.rows);
-    hopper::find_largest(t.s, largest);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) top[h] = hopper::ceil_slow(largest[h], t.rows.c);
-    return;
   }
-  if (ptx::vote_any(!hopper::find_largest_bits(t.s, largest))) hopper::find_largest(t.s, largest);
+  if (ptx::vote_any(hides || slow || !found)) hopper::find_largest(t.s, largest);
 #pragma unroll
-  for (int h = 0; h < 2; ++h) top[h] = hopper::ceil_product(largest[h], t.rows.scaled[h]);
+  for (int h = 0; h < 2; ++h) {
+    top[h] = slow ? hopper::ceil_slow(largest[h], t.rows.c) : hopper::ceil_product(largest[h], t.rows.scaled[h]);
+  }
 }
 
 // M grows to `top`. `below`: top - M; `factor`: what O and l are to be multiplied by. Whether that changes them.
@@ -165,15 +164,18 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, K
   const uint32_t q_half = uniform(row / 64);
   const bool folds = E4M3 && causal;
   float below[2];
+  hopper::Factors of_keys;
+  hopper::load_factors(of_keys, shared.factors[k.stage]);  // in flight while S is
   ptx::wgmma_wait_group<0>();
   keep_all(t.s);
 #pragma unroll 1
   for (int left = keys - 1;; --left) {
     const bool diagonal = causal && left == 0;
     float top[2], factor[2];
-    measure(t, slow, shared.factors[k.stage], diagonal, last, top);
+    measure(t, slow, of_keys, shared.factors[k.stage], diagonal, last, top);
     release(shared.k_empty[k.stage]);
     k.advance();
+    const uint32_t k_stage = uniform(k.stage);
     const bool grown = raise_top(t, top, below, factor);
     const bool high = ptx::vote_any(fmaxf(top[0], top[1]) >= hopper::HIGH_TOP);
     const auto way = slow              ? hopper::Way::SLOW
@@ -194,6 +196,7 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, K
       release(shared.v_empty[v.stage]);
       v.advance();
     }
+    const uint32_t v_stage = uniform(v.stage);
     if (grown) rescale(t, factor);
     if (diagonal && q_half == 0) {  // every key of the second half is hidden
 #pragma unroll
@@ -203,13 +206,13 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, K
     }
     if (left == 0) break;
 
-    const uint32_t k_stage = uniform(k.stage);
-    const uint64_t values = describe_values(shared, uniform(v.stage));
+    const uint64_t values = describe_values(shared, v_stage);
     hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
     hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
     start_scores(t.s, shared, q, k_stage);
     start_values<0>(t.o, t.a, values);
     start_values<1>(t.o, t.a, values);
+    hopper::load_factors(of_keys, shared.factors[k.stage]);
     ptx::wgmma_wait_group<2>();  // S
     keep_all(t.s);
   }

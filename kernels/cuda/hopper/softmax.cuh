@@ -30,15 +30,21 @@ struct QueryRows {
   uint32_t lost;    // bit h: P of row h is NaN
 };
 
-// Scores to scaled scores, acc 2^eK, with NaN for hidden keys: those whose factor is NaN.
-__device__ __forceinline__ void scale_scores(float (&s)[64], const float* factors) {
+// The factors of this thread's columns of a key tile.
+struct Factors {
+  float2 of[16];
+};
+
+__device__ __forceinline__ void load_factors(Factors& to, const float* factors) {
   const int column = 2 * (threadIdx.x % 4);
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
-    const float2 factor = *reinterpret_cast<const float2*>(factors + 8 * i + column);
+  for (int i = 0; i < 16; ++i) to.of[i] = *reinterpret_cast<const float2*>(factors + 8 * i + column);
+}
+
+// Scores to scaled scores, acc 2^eK, with NaN for hidden keys: those whose factor is NaN.
+__device__ __forceinline__ void scale_scores(float (&s)[64], const Factors& factors) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) s[4 * i + j] = __fmul_rn(s[4 * i + j], j % 2 == 0 ? factor.x : factor.y);
-  }
+  for (int i = 0; i < 64; ++i) s[i] = __fmul_rn(s[i], i % 2 == 0 ? factors.of[i / 4].x : factors.of[i / 4].y);
 }
 
 // NaN for the keys past last[h].
@@ -91,24 +97,25 @@ __device__ __forceinline__ void find_largest(const float (&s)[64], float (&large
 
 // The same, if it returns true in every lane.
 __device__ __forceinline__ bool find_largest_bits(const float (&s)[64], float (&largest)[2]) {
-  bool found = true;
+  int bits[4];  // of the row h, two chains each, which need not wait for one another
 #pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    int bits[2];
+  for (int c = 0; c < 4; ++c) {
+    const float* const x = s + 32 * (c / 2) + 2 * (c % 2);
+    bits[c] = max(__float_as_int(x[0]), __float_as_int(x[1]));
 #pragma unroll
-    for (int c = 0; c < 2; ++c) {  // two chains, of the halves of the tile
-      const float* const x = s + 32 * c + 2 * h;
-      bits[c] = max(__float_as_int(x[0]), __float_as_int(x[1]));
-#pragma unroll
-      for (int i = 4; i < 32; i += 4) bits[c] = max(max(bits[c], __float_as_int(x[i])), __float_as_int(x[i + 1]));
-    }
-    bits[0] = max(bits[0], bits[1]);
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) bits[0] = max(bits[0], int(ptx::shfl_bfly(uint32_t(bits[0]), lanes)));
-    found &= uint32_t(bits[0]) < 0x7F800000u;
-    largest[h] = __int_as_float(bits[0]);
+    for (int i = 4; i < 32; i += 4) bits[c] = max(max(bits[c], __float_as_int(x[i])), __float_as_int(x[i + 1]));
   }
-  return found;
+  bits[0] = max(bits[0], bits[2]);
+  bits[1] = max(bits[1], bits[3]);
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2) {
+    const uint32_t others[2] = {ptx::shfl_bfly(uint32_t(bits[0]), lanes), ptx::shfl_bfly(uint32_t(bits[1]), lanes)};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) bits[h] = max(bits[h], int(others[h]));
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) largest[h] = __int_as_float(bits[h]);
+  return uint32_t(bits[0]) < 0x7F800000u && uint32_t(bits[1]) < 0x7F800000u;
 }
 
 // c S where it is large: rounded, saturating.
@@ -141,8 +148,8 @@ __device__ __forceinline__ uint32_t pack_codes(const float* x) {
   return ptx::cvt_rn_satfinite_e4m3x2_f32(x[2], x[0]) | ptx::cvt_rn_satfinite_e4m3x2_f32(x[3], x[1]) << 16;
 }
 
-// Those of row h as two bfloat16 numbers, times 2^-120: a code's bits, moved to where bfloat16 has exponent and mantissa,
-// are that, subnormals too.
+// Those of row h as two bfloat16 numbers, times 2^-120: a code's bits, moved to where bfloat16 has exponent and
+// mantissa, are that, subnormals too.
 template <int H>
 __device__ __forceinline__ uint32_t expand_codes(uint32_t codes) {
   return H == 0 ? (codes & 0x00FF00FFu) << 4 : codes >> 4 & 0x0FF00FF0u;
@@ -214,8 +221,8 @@ __device__ __forceinline__ void expand_blocks(uint32_t* a, const uint32_t* held,
   }
 }
 
-// P' of the diagonal tile as operand A: V1's exponents folded in, Note [Fold tile]. `a` holds P's codes as they are, and
-// becomes P'. `row` is the tile's row of h = 0; that of h = 1 is 8 further.
+// P' of the diagonal tile as operand A: V1's exponents folded in, Note [Fold tile]. `a` holds P's codes as they are,
+// and becomes P'. `row` is the tile's row of h = 0; that of h = 1 is 8 further.
 __device__ __forceinline__ void fold_p(uint32_t (&a)[32], const float (&below)[2], int row, const float* fold) {
   const int column = 2 * (threadIdx.x % 4);
 #pragma unroll

@@ -118,7 +118,7 @@ __device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t s
   const uint32_t block_byte = formats::rceil_e4m3(largest);
   const float block_factor = formats::inverse_e8m0(block_byte), block_scale = formats::decode_e8m0(block_byte);
   const auto at = [&](uint8_t* tiles) { return tiles == nullptr ? nullptr : tiles + slot * (2 * PAYLOAD_BYTES); };
-  // A tile that is not full is its document's last: if it is folded into the diagonal, no later query reads it otherwise.
+  // A tile that is not full is its document's last: if it is folded into the diagonal, no later query reads it.
   uint8_t* const block_wide = job.fold != nullptr && rows < layout::TILE ? nullptr : at(job.block_wide);
 #pragma unroll 4
   for (int step = 0; step < R::STEPS; ++step) {
