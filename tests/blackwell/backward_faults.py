@@ -271,7 +271,7 @@ FAULTS = (
         "inactive queries count for E",
         "_numbers.cuh",
         "top == infinity() ? IDLE_TOP : top); }\n__device__ __forceinline__ float reach_of",
-        "top == infinity() ? -60.0f : top); }\n__device__ __forceinline__ float reach_of",
+        "top == infinity() ? -6.0f : top); }\n__device__ __forceinline__ float reach_of",
         WRONG,
         options={"lengths": (40,)},
     ),
