@@ -6,12 +6,16 @@ What ``cu_seqlens`` holds is data: on the CPU the operator reads it and raises b
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from flamia.reference.arguments import MAX_HEAD_DIM, MAX_SOFTMAX_SCALE
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+_unpack_dual: Any = forward_ad.unpack_dual  # untyped in some releases
 BACKENDS = ("auto", "reference", "reference:blackwell", "reference:hopper", "cuda")
 
 
@@ -56,8 +60,10 @@ def check_tensors(q: object, k: object, v: object, packed: bool) -> None:
             raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} must be bfloat16, float16 or float32, got {x.dtype}")
-        if x.layout != torch.strided:
-            raise TypeError(f"{name} must be a dense tensor (torch.strided), got {x.layout}")
+        if x.layout != torch.strided or x.is_nested:
+            kind = "a nested tensor" if x.is_nested else x.layout
+            raise TypeError(f"{name} must be a dense tensor (torch.strided), got {kind}")
+        check_no_tangent(name, x)
         if packed and x.ndim == 4:
             raise ValueError(
                 f"{name} must have shape (T, H, D) when cu_seqlens is given, got {tuple(x.shape)}; a batch "
@@ -98,12 +104,26 @@ def check_tensors(q: object, k: object, v: object, packed: bool) -> None:
             )
 
 
+def check_no_tangent(name: str, x: Tensor) -> None:
+    """Refuse a dual tensor of forward-mode differentiation: the operators would drop its tangent, without a word.
+
+    `torch.func.jvp`, `torch.func.jacfwd` and `torch.autograd.forward_ad` make such tensors; torch.compile traces this.
+    """
+    if _unpack_dual(x).tangent is not None:
+        raise ValueError(
+            f"{name} must carry no tangent (torch.func.jvp, jacfwd, torch.autograd.forward_ad): "
+            "flamia.attention has no forward-mode derivative"
+        )
+
+
 def check_cu_seqlens(cu_seqlens: object, device: torch.device, name: str) -> None:
     """Type, dtype, device and shape of the document boundaries."""
     if not isinstance(cu_seqlens, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(cu_seqlens).__name__}")
     if cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"{name} must be int32 or int64, got {cu_seqlens.dtype}")
+    if cu_seqlens.layout != torch.strided:
+        raise TypeError(f"{name} must be a dense tensor (torch.strided), got {cu_seqlens.layout}")
     if cu_seqlens.device != device:
         raise ValueError(f"{name} must be on the device of q ({device}), got {cu_seqlens.device}")
     if cu_seqlens.ndim != 1 or cu_seqlens.shape[0] == 0:

@@ -72,7 +72,8 @@ def choose_implementation(q: Tensor, recipe: Recipe | str, causal: bool, backend
     :raises ValueError: for a device that nothing serves.
     :raises flamia.dispatch.NoCertifiedKernel: if no certified kernel serves the call.
     """
-    if backend.startswith("reference"):
+    meta = q.device.type == "meta"  # there is nothing to compute from
+    if backend.startswith("reference") and not meta:
         return "reference:ideal" if backend == "reference" else backend
     if backend == "auto" and q.device.type == "cpu":
         return "reference:ideal"
@@ -82,9 +83,8 @@ def choose_implementation(q: Tensor, recipe: Recipe | str, causal: bool, backend
                 f"backend='cuda' needs q, k and v on a CUDA device, got {q.device}; move them there, or leave "
                 "backend='auto' to compute on the CPU with the reference; `flamia doctor` says what this machine offers"
             )
-        raise ValueError(
-            f"q must be on the CPU or a CUDA device, got {q.device}; backend='reference' copies it to the CPU"
-        )
+        remedy = "" if meta else "; backend='reference' copies it to the CPU"
+        raise ValueError(f"q must be on the CPU or a CUDA device, got {q.device}{remedy}")
     # Comparing gives torch.compile a constant where q.shape[-1] may be a symbol.
     head_dim = next(dim for dim in range(32, MAX_HEAD_DIM + 1, 32) if dim == q.shape[-1])
     return constant_find_kernel(_known_name(recipe), head_dim, q.dtype, causal, q.device.index)

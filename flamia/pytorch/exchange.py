@@ -33,4 +33,6 @@ def to_torch(x: NDArray[Any], dtype: torch.dtype | None = None, device: torch.de
         tensor = torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
     else:
         tensor = torch.from_numpy(x)
+    if not x.size:  # from_numpy makes all of its strides 0, also that of the channels
+        tensor = tensor.new_empty(x.shape)
     return tensor.to(device=device, dtype=dtype)

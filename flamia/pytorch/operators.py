@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flamia import dispatch
 from flamia.pytorch import cpu
-from flamia.pytorch.arguments import assert_documents, assert_longest
+from flamia.pytorch.arguments import assert_documents, assert_longest, check_no_tangent
 from flamia.pytorch.recipe_text import decode_recipe
 from flamia.pytorch.saved import empty_operands
 
@@ -148,6 +148,7 @@ def _differentiate(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | Non
     nothing = (None,) * (2 + len(ctx.rest))
     if dout is None:
         return (None, None, None, *nothing)
+    check_no_tangent("dout", dout)
     out, m, l, cu_seqlens, *saved = ctx.saved_tensors  # noqa: E741
     gradients = torch.ops.flamia.attention_backward(dout, out, m, l, cu_seqlens, saved, ctx.kv_heads, *ctx.rest)
     return (*gradients, *nothing)

@@ -115,6 +115,8 @@ def test_nothing_but_padding(total):
     assert out.shape == (total, 4, 32) and not out.any() and not any(g.any() for g in gradients)
     assert torch.isneginf(lse).all()
     assert flamia.attention(*(torch.zeros(2, 0, 1, 32) for _ in range(3))).shape == (2, 0, 1, 32)
+    again = flamia.attention(out, out, out, torch.zeros(1, dtype=torch.int64))  # also if empty, as contiguous as q
+    assert again.stride() == q.stride()
 
 
 def test_autocast_casts_like_sdpa():
@@ -152,6 +154,31 @@ def test_double_backward_is_refused():
     gradient = torch.autograd.grad(out.float().square().sum(), q, create_graph=True)[0]
     with pytest.raises(RuntimeError, match=r"flamia\.attention cannot be differentiated twice"):
         gradient.float().sum().backward()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_forward_mode_is_refused(compiled):
+    """Nothing would carry the tangent on: it would be lost, and read as 0."""
+    torch._dynamo.reset()
+    q, k, v, dout = random_qkv(total=20, grad=False)
+    cu = torch.tensor([0, 20])
+
+    def derive(x, name):
+        tensors = {"q": q, "k": k, "v": v}
+        return torch.func.jvp(lambda y: flamia.attention(**tensors | {name: y}, cu_seqlens=cu), (x,), (x,))
+
+    run = torch.compile(derive, backend="aot_eager") if compiled else derive
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        with pytest.raises(ValueError, match=f"{name} must carry no tangent"):
+            run(x, name)
+    if compiled:
+        return
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(dout, dout)
+        leaf = q.clone().requires_grad_()
+        out = flamia.attention(leaf, k, v, cu)
+        with pytest.raises(ValueError, match="dout must carry no tangent"):
+            torch.autograd.grad(out, leaf, dual)
 
 
 # ---- what is saved -----------------------------------------------------------------------------------------

@@ -36,6 +36,12 @@ CASES = {
     "float64 v": (lambda a: {"v": a["v"].double()}, TypeError, "v must be bfloat16, float16 or float32"),
     "fp8 k": (lambda a: {"k": a["k"].to(torch.float8_e4m3fn)}, TypeError, "k must be bfloat16, float16 or float32"),
     "sparse q": (lambda a: {"q": a["q"].float().to_sparse()}, TypeError, "q must be a dense tensor"),
+    "nested q": (
+        lambda a: {"q": torch.nested.nested_tensor([a["q"]])},
+        TypeError,
+        "q must be a dense tensor (torch.strided), got a nested tensor",
+    ),
+    "sparse cu_seqlens": ({"cu_seqlens": CU.to_sparse()}, TypeError, "cu_seqlens must be a dense tensor"),
     "mixed dtypes": (
         lambda a: {"k": a["k"].float()},
         TypeError,
@@ -139,9 +145,10 @@ def test_backend_cuda_refuses_cpu_tensors_in_one_sentence():
     assert "\n" not in text and "got cpu" in text and "flamia doctor" in text
 
 
-def test_other_devices_are_refused():
+@pytest.mark.parametrize("backend", ["auto", "reference"])
+def test_other_devices_are_refused(backend):
     with pytest.raises(ValueError, match="q must be on the CPU or a CUDA device, got meta"):
-        flamia.attention(**{name: x.to("meta") for name, x in good().items()})
+        flamia.attention(**{name: x.to("meta") for name, x in good().items()}, backend=backend)
 
 
 @pytest.fixture
