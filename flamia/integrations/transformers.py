@@ -8,7 +8,9 @@ transformers gives attention ``(B, H, S, D)`` tensors and says in one of four wa
 first that is there is followed, as in transformers' own FlashAttention:
 
 1. a padding mask ``(B, S)``: the real tokens of a row are one document. They are moved to the front, in order, and the
-   rest become padding rows, which cost nothing; shapes do not depend on the mask, so no device is waited for.
+   rest become padding rows, which cost nothing; shapes do not depend on the mask, so no device is waited for. A mask
+   without padding is no mask. On a GPU and under `torch.compile` that cannot be seen in advance: there such a mask
+   beside ``position_ids`` of a pack is an error, as is any mask beside ``cu_seq_lens_q``.
 2. ``cu_seq_lens_q`` (and an equal ``cu_seq_lens_k``): boundaries in the flattened ``(B * S)`` tokens.
 3. ``position_ids``: a document begins at the start of a row and wherever the position is not the previous one plus 1.
    Counting the documents waits for the device, once per layer; give ``cu_seq_lens_q`` to avoid that. Under
@@ -61,18 +63,35 @@ def padding_mask(
     mask_function: Any = None,
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
+    local_size: int | None = None,
     **_: Any,
 ) -> Tensor | None:
     """What transformers calls to make a mask: the padding mask itself, or None where nothing is padded.
 
-    :raises ValueError: for a model that overlays a mask function of its own.
+    :param local_size: the window or chunk of local attention. Some models give it here and not to `attention_forward`.
+    :raises ValueError: for local attention that hides a token, and for a mask function that a model overlays.
     """
-    if use_vmap:
+    if local_size is not None and local_size < kv_length:
+        raise ValueError(
+            f"sliding_window or attention_chunk_size must be None or at least the {kv_length} tokens of a row, "
+            f"got {local_size}: FLAMIA has no local attention"
+        )
+    if use_vmap or (not torch.compiler.is_compiling() and holds_union(mask_function)):
         raise ValueError("mask_function must be the causal one: FLAMIA has no attention under another mask function")
     if attention_mask is None:
         return None
     on_cpu = attention_mask.device.type == "cpu" and not torch.compiler.is_compiling()
     return None if on_cpu and bool(attention_mask.all()) else attention_mask
+
+
+def holds_union(mask_function: Any) -> bool:
+    """Whether `or_masks` of transformers made ``mask_function`` or a part of it, as for ``block_sequence_ids``: an
+    overlay by which tokens see later ones. It says so in no argument, only in what its closures hold."""
+    if getattr(mask_function, "__qualname__", "").startswith("or_masks."):
+        return True
+    held = [cell.cell_contents for cell in getattr(mask_function, "__closure__", None) or ()]
+    parts = [part for one in held for part in (one if isinstance(one, tuple) else (one,))]
+    return any(holds_union(part) for part in parts if callable(part))
 
 
 def attention_forward(
@@ -107,11 +126,15 @@ def attention_forward(
         return attention(q, k, v, cu_seqlens, causal=causal, softmax_scale=scaling, recipe=recipe, backend=backend)
 
     if attention_mask is not None:
+        check_mask(module, attention_mask, causal, position_ids, cu_seq_lens_q)
         order, cu_seqlens = compact(attention_mask)
         packed = attend(cu_seqlens, *(x.flatten(0, 1)[order] for x in (q, k, v)))
         return packed[torch.argsort(order)].view(q.shape), None
+    if cu_seq_lens_q is None and cu_seq_lens_k is not None:
+        raise ValueError("cu_seq_lens_q must be given with cu_seq_lens_k, got None")
     if cu_seq_lens_q is not None:
         cu_seqlens = cu_seq_lens_q
+        check_cu_seqlens(cu_seq_lens_q, q.device, "cu_seq_lens_q")
         if cu_seq_lens_k is not None and cu_seq_lens_k is not cu_seq_lens_q:
             check_cu_seqlens(cu_seq_lens_k, q.device, "cu_seq_lens_k")
             assert_equal_documents(cu_seq_lens_q, cu_seq_lens_k)
@@ -146,6 +169,32 @@ def check_supported(
         if value is not None and value is not False:
             shown = value if isinstance(value, bool | int | float) else type(value).__name__
             raise ValueError(f"{name} must be None, got {shown}: FLAMIA has no such attention")
+
+
+def check_mask(
+    module: nn.Module, mask: Tensor, causal: bool, position_ids: Tensor | None, cu_seq_lens_q: Tensor | None
+) -> None:
+    """Refuse what a padding mask would silently win over; see Note [Where documents come from].
+
+    :raises ValueError: beside boundaries, and where the mask may be of keys alone.
+    """
+    if cu_seq_lens_q is not None:
+        raise ValueError(
+            "cu_seq_lens_q must be None beside a padding mask: leave attention_mask out (tokens past the last boundary "
+            "are padding)"
+        )
+    config = getattr(module, "config", None)
+    if not causal and any(getattr(config, name, False) for name in ("is_encoder_decoder", "add_cross_attention")):
+        raise ValueError(
+            "attention_mask must be None where a model with cross attention is not causal: there it masks keys, and "
+            "FLAMIA takes masked keys for masked queries too"
+        )
+    if position_ids is not None and position_ids.ndim == 2:
+        # A mask without padding is none (`padding_mask`), but that is seen in advance only on the CPU.
+        torch._assert_async(
+            ~(mask.bool().all() & (position_ids.diff(dim=1) != 1).any()),
+            "attention_mask must be left out beside position_ids of packed documents, got one without padding",
+        )
 
 
 def compact(mask: Tensor) -> tuple[Tensor, Tensor]:

@@ -298,6 +298,11 @@ def attend_with(mask=None, tokens_of_key=20, **options):
             {"cu_seq_lens_q": torch.tensor([0, 20]), "cu_seq_lens_k": torch.tensor([0, 19])},
             "cu_seqlens_k must equal cu_seqlens_q",
         ),
+        ({"cu_seq_lens_k": torch.tensor([0, 20])}, "cu_seq_lens_q must be given with cu_seq_lens_k"),
+        (
+            {"mask": torch.arange(20)[None] > 3, "cu_seq_lens_q": torch.tensor([0, 20])},
+            "cu_seq_lens_q must be None beside a padding mask",
+        ),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(options, message):
@@ -317,6 +322,72 @@ def test_another_mask_function_is_refused():
         create_causal_mask(
             config, torch.zeros(1, 5, 128), None, None, or_mask_function=lambda batch, head, q, k: q >= k
         )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_blocks_that_see_both_ways_are_refused(packed):
+    from transformers.masking_utils import create_causal_mask
+
+    config = llama("flamia_mxfp8").config
+    positions = torch.tensor([[0, 1, 2, 0, 1]]) if packed else torch.arange(5)[None]
+    blocks = torch.tensor([[-1, 0, 0, 0, -1]])
+    arguments = (config, torch.zeros(1, 5, 128), None, None, positions)
+    assert create_causal_mask(*arguments) is None
+    with pytest.raises(ValueError, match="mask_function must be the causal one"):
+        create_causal_mask(*arguments, block_sequence_ids=blocks)
+
+
+def test_local_attention_that_only_the_mask_knows_is_refused():
+    """Phi-MoE gives its window to the mask alone, Llama 4 its chunks."""
+    from transformers.masking_utils import create_chunked_causal_mask, create_sliding_window_causal_mask
+
+    config = llama("flamia_mxfp8").config
+    config.sliding_window = config.attention_chunk_size = 5
+    for create in (create_chunked_causal_mask, create_sliding_window_causal_mask):
+        assert create(config, torch.zeros(1, 5, 128), None, None) is None
+        with pytest.raises(ValueError, match=r"sliding_window or attention_chunk_size .* the 6 tokens of a row, got 5"):
+            create(config, torch.zeros(1, 6, 128), None, None)
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_a_full_mask_beside_a_pack_never_joins_its_documents(backend):
+    """Eager on the CPU sees that the mask hides nothing; where it cannot be seen, it is an error."""
+    torch._dynamo.reset()
+    ids, positions, _ = packed_inputs()
+    model = llama("flamia_mxfp8", num_hidden_layers=1).eval()
+    inputs = {"attention_mask": torch.ones_like(ids), "position_ids": positions}
+    with torch.no_grad():
+        assert_same_bits(model(ids, **inputs).logits, model(ids, position_ids=positions).logits)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        with pytest.raises(RuntimeError, match="attention_mask must be left out beside position_ids"):
+            compiled(ids, **inputs)
+        padded = torch.ones_like(ids)
+        padded[:, -9:] = 0
+        compiled(ids, attention_mask=padded, position_ids=positions)
+        compiled(ids, attention_mask=torch.ones_like(ids))
+
+
+def test_cross_attention_under_a_mask_is_refused():
+    """Queries and keys may happen to be equally many; the mask is of the keys alone."""
+    config = transformers.BartConfig(
+        vocab_size=VOCABULARY,
+        d_model=64,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        attn_implementation="flamia_mxfp8",
+    )
+    model, ids = transformers.BartForConditionalGeneration(config).eval(), tokens(1, 20)
+    encoded = torch.zeros(1, 20, 64)
+    mask = torch.ones_like(ids)
+    mask[:, 15:] = 0
+    arguments = {"decoder_input_ids": ids, "encoder_outputs": (encoded,), "use_cache": False}
+    assert model(attention_mask=torch.ones_like(ids), **arguments).logits.shape == (1, 20, VOCABULARY)
+    with pytest.raises(ValueError, match="attention_mask must be None where a model with cross attention"):
+        model(attention_mask=mask, **arguments)
 
 
 def test_generation_with_a_cache_is_refused():
