@@ -17,7 +17,10 @@ WRONG = "wrong bytes"
 COMPILER = "CompileError"
 TENSOR = ("MissingTensorWait", "MissingTensorFence", "TensorRace", "TmemInFlight", "TmemUnwritten")
 """What an access to tensor memory out of order is called, by how far the other one has come."""
-STALE = (WRONG, "SharedRace", "UnwrittenRead", "Unobserved", "MbarrierOverrun", "SharedInFlight", "MissingProxyFence")
+STALE = (
+    *(WRONG, "SharedRace", "UnwrittenRead", "Unobserved", "MbarrierOverrun", "SharedInFlight", "MissingProxyFence"),
+    "OperandOverwritten",
+)
 """What data that is read too early, or overwritten too early, may show as."""
 
 
