@@ -195,10 +195,10 @@ def read_report(compiled: Compiled) -> tuple[EntryReport, ...]:
 def _check_limits(unit: Unit, target: Target, entries: tuple[EntryReport, ...]) -> None:
     faults = []
     found = {e.name: e for e in entries}
-    declared = {e.name for e in unit.kernel.entries}
+    declared = {e.name for e in unit.kernel.entries_of(target)}
     if declared != set(found):
         faults.append(f"entries {sorted(found)} where {sorted(declared)} are declared")
-    for limit in unit.kernel.entries:
+    for limit in unit.kernel.entries_of(target):
         got = found.get(limit.name)
         if got is None:
             continue

@@ -36,12 +36,14 @@ class Entry:
     :param threads: per CTA, its ``__launch_bounds__``; where the source has several, by its parameters, all of them.
     :param max_registers: per thread.
     :param spills: bytes of local memory per thread, spilled registers and indexed arrays together.
+    :param targets: those of the kernel's that have it.
     """
 
     name: str
     threads: tuple[int, ...]
     max_registers: int
     spills: int = 0
+    targets: tuple[Target, ...] = TARGETS
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,10 @@ class Kernel:
             raise ValueError(f"{self.name} has no parameter {sorted(values)}")
         return Unit(self, tuple(chosen))
 
+    def entries_of(self, target: Target) -> tuple[Entry, ...]:
+        """The entries that a build for this target has."""
+        return tuple(e for e in self.entries if target in e.targets)
+
     def entry(self, name: str) -> Entry:
         """The entry of that name.
 
@@ -187,7 +193,7 @@ QUANTIZE = Kernel(
     entries=(
         Entry("quantize", threads=(256, 512), max_registers=96),
         Entry("quantize_nvfp4", threads=(256, 512), max_registers=128),
-        Entry("quantize_wide", threads=(256, 512), max_registers=128),
+        Entry("quantize_wide", threads=(256, 512), max_registers=128, targets=(SM_90A,)),
     ),
     parameters=(ELEMENT, HEAD_DIM),
 )
@@ -230,7 +236,7 @@ FORMATS = Kernel(
 )
 
 HOPPER_DIM = Parameter("HEAD_DIM", "dim", (64, 128))
-RECIPE = Parameter("RECIPE", "recipe", ("mxfp8", "bf16"))
+RECIPE = Parameter("RECIPE", "recipe", ("mxfp8",), also=("bf16",))  # BF16: to measure what the numerics cost
 
 HOPPER_OPERANDS = Kernel(
     name="hopper_operands",

@@ -37,7 +37,7 @@ def test_every_unit_compiles_within_its_limits(nvrtc, cold_cache, target):
     assert len(results) == len([unit for unit in find_units() if target in unit.kernel.targets])
     for unit, _, result in results:
         assert not isinstance(result, Exception), f"{unit.name}: {result}"
-        assert {e.name for e in result.entries} == {e.name for e in unit.kernel.entries}
+        assert {e.name for e in result.entries} == {e.name for e in unit.kernel.entries_of(target)}
         for e in result.entries:
             assert e.spill_bytes == e.stack_bytes == 0
             assert 0 < e.registers <= 255 and e.code_bytes > 0 and e.threads % 32 == 0
@@ -103,6 +103,15 @@ def test_other_head_dims_compile_on_demand_without_spills(nvrtc, cold_cache, dim
     for kernel in (registry.QUANTIZE, registry.ROW_PASS):
         artifact = build(kernel.unit(element=element, dim=dim), targets.SM_90A)
         assert {e.spill_bytes for e in artifact.entries} == {0}
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+def test_the_variant_that_measures_the_numerics_compiles_on_demand(nvrtc, cold_cache, dim):
+    unit = registry.HOPPER_FORWARD.unit(recipe="bf16", dim=dim)
+    assert unit not in find_units()
+    (entry,) = build(unit, targets.SM_90A).entries
+    assert entry.spill_bytes == entry.stack_bytes == 0
+    assert entry.registers <= registry.HOPPER_FORWARD.entries[0].max_registers
 
 
 def test_spills_fail_the_build_unless_declared(nvrtc, empty_cache, tmp_path):

@@ -194,7 +194,7 @@ def test_every_form_of_every_kernel_is_known(target):
         unit = kernel.units[0]
         module = parse(build(unit, target).ptx.read_text())
         assert module.target == target.name
-        for entry in kernel.entries:
+        for entry in kernel.entries_of(target):
             program = build_program(module, module.entry(entry.name))
             forms |= {i.opcode for s in program.segments for i in s.instructions}
     assert len(forms) > 120

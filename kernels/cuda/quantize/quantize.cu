@@ -52,7 +52,6 @@ constexpr int SCALE_BYTES = (D + 127) / 128 * layout::SCALE_TILE_BYTES;
 constexpr int CTAS = R::TOKEN_BYTES <= 128 ? 4 : R::TOKEN_BYTES <= 256 ? 3 : 1;
 extern "C" __constant__ const int quantize_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 extern "C" __constant__ const int quantize_nvfp4_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
-extern "C" __constant__ const int quantize_wide_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 
 // The exponent of a token whose payload is all zero: Note [Folded exponents] of flamia.reference.operands.
 constexpr float ZERO_TOKEN_EXPONENT = -8.0f;
@@ -257,7 +256,10 @@ extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS)
   quantize_all<nvfp4::AVAILABLE<D>, false>(p);
 }
 
-// The same where a job asks for wide tiles or for what a key tile tells.
+// The same where a job asks for wide tiles or for what a key tile tells: on Hopper alone.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+extern "C" __constant__ const int quantize_wide_shared_bytes = R::STAGES * R::STAGE_PIECES * 16;
 extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) quantize_wide(const __grid_constant__ QuantizeParams p) {
   quantize_all<false, true>(p);
 }
+#endif
