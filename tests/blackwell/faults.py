@@ -21,6 +21,7 @@ class PlantedFault:
     """One fault.
 
     :param file: of the kernel's source. :param old: what is in it, once. :param new: what takes its place.
+    :param also: a second such change of the same file, old and new.
     :param found: kinds of faults, or `WRONG`: one of them must be found.
     :param says: words that must be in the message.
     :param seeds: how many random timings it may take.
@@ -38,6 +39,7 @@ class PlantedFault:
     seeds: int = 1
     strict: bool = False
     options: tuple[tuple[str, Any], ...] = ()
+    also: tuple[str, str] | None = None
 
     def planted(self) -> Build:
         """The build with the fault.
@@ -46,9 +48,11 @@ class PlantedFault:
         """
         name = f"blackwell/{self.file}"
         text = sources()[name]
-        if text.count(self.old) != 1:
-            raise ValueError(f"fault {self.name!r}: {self.old!r} is {text.count(self.old)} times in {name}, not once")
-        return replace(self.build, text=((name, text.replace(self.old, self.new)),))
+        for old, new in ((self.old, self.new), *([self.also] if self.also else [])):
+            if text.count(old) != 1:
+                raise ValueError(f"fault {self.name!r}: {old!r} is {text.count(old)} times in {name}, not once")
+            text = text.replace(old, new)
+        return replace(self.build, text=((name, text),))
 
 
 def _fault(name: str, file: str, old: str, new: str, *found: str, **rest: Any) -> PlantedFault:
@@ -158,6 +162,16 @@ FAULTS = (
         "MbarrierOverrun",
         "Unobserved",
         options={"lengths": (500,)},
+    ),
+    _fault(
+        "V1's exponents are given back before softmax has read them",
+        "softmax.cuh",
+        "  arrive_warp(shared.q_empty[i]);\n",
+        "",
+        "Unobserved",
+        says="a generic load uses bytes of a bulk copy",
+        also=("  Row state;\n#pragma", "  Row state;\n  arrive_warp(shared.q_empty[i]);\n#pragma"),
+        options={"lengths": (40, 33), "heads": (2, 1)},
     ),
     _fault(
         "a count of 6 for the 5 that free Q",
