@@ -65,8 +65,8 @@ def flash_attn_varlen_func(
         if value is not allowed and (allowed is None or value != allowed):
             shown = value if isinstance(value, int | float) else type(value).__name__
             raise ValueError(f"{name} must be {allowed}, got {shown}: FLAMIA has no such attention")
-    if tuple(window_size) != (-1, -1):
-        raise ValueError(f"window_size must be (-1, -1), got {tuple(window_size)}: FLAMIA has no sliding window")
+    if not isinstance(window_size, tuple | list) or tuple(window_size) != (-1, -1):
+        raise ValueError(f"window_size must be (-1, -1), got {window_size}: FLAMIA has no sliding window")
     for name, bound in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_k", max_seqlen_k)):
         if isinstance(bound, bool) or not isinstance(bound, int):
             raise TypeError(f"{name} must be an int, got {type(bound).__name__}")
@@ -92,10 +92,14 @@ def check_equal_documents(q: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor)
     :raises ValueError: at once for another shape and, on the CPU, for another content; on a GPU that is a device-side
         assertion.
     """
-    if cu_seqlens_q is cu_seqlens_k:
-        return
+    import torch
+
     from flamia.pytorch.arguments import assert_equal_documents, check_cu_seqlens
 
+    if not isinstance(q, torch.Tensor):
+        return  # `attention` says what q must be
     check_cu_seqlens(cu_seqlens_q, q.device, "cu_seqlens_q")
+    if cu_seqlens_q is cu_seqlens_k:
+        return
     check_cu_seqlens(cu_seqlens_k, q.device, "cu_seqlens_k")
     assert_equal_documents(cu_seqlens_q, cu_seqlens_k)
