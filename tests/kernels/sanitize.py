@@ -5,7 +5,7 @@ compute-sanitizer --tool memcheck python tests/kernels/sanitize.py      (or race
 
 import torch
 
-from flamia.kernels import conversions, epilogue, quantize, schedule
+from flamia.kernels import conversions, epilogue, hopper, hopper_backward, quantize, schedule
 
 
 def main() -> None:
@@ -36,7 +36,21 @@ def main() -> None:
     quantize.quantize_tokens(unaligned, plan, 1)
     for conversion in conversions.CONVERSIONS:
         conversions.convert(torch.randn(1000, device="cuda"), conversion)
+    if torch.cuda.get_device_capability() == (9, 0):
+        attend_on_hopper(cu, used + 7)
     torch.cuda.synchronize()
+
+
+def attend_on_hopper(cu: torch.Tensor, tokens: int) -> None:
+    """The attention kernels."""
+    for dim in (64, 128):
+        for causal in (True, False):
+            q, k, v, dout = (torch.randn(tokens, h, dim, device="cuda").bfloat16() for h in (4, 2, 2, 4))
+            hopper.attention_forward(q, k, v, cu, recipe="bf16", causal=causal)
+            got = hopper.attention_forward(q, k, v, cu, causal=causal)
+            inputs = got.inputs
+            assert isinstance(inputs, quantize.QuantizedInputs)
+            hopper_backward.attention_backward(dout, got.out, got.m, got.l, inputs, got.schedule, dim**-0.5)
 
 
 if __name__ == "__main__":
