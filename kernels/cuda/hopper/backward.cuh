@@ -133,7 +133,7 @@ static_assert(sizeof(QueryColumns) == 1056 && sizeof(KeyColumns) == 544, "as in 
 struct Step {
   int32_t tile;
   int32_t half;   // of the tile
-  uint32_t bits;  // DIAGONAL: queries and keys are of one tile and causal; ENDS: the last step for the owner and a query head
+  uint32_t bits;  // DIAGONAL: queries and keys of one tile, and causal; ENDS: the last step for the owner and a query head
 };
 
 // The numbers of a column.
@@ -214,21 +214,22 @@ __device__ __forceinline__ float least_gradient(uint32_t amax) {
 
 // A warp holds 16 rows: two of them share a tile. Each sends the largest value of its half and goes on; it receives what
 // the four warps of its warpgroup have sent when it has work that needs it. No step sends one call twice, and no warp
-// sends a call again before the others have received it: between the two it receives another.
+// sends a call again before the others have received it: in between it receives another, which they send after that.
 enum Call : int { E_FIRST, E_SECOND, AMAX_FIRST, AMAX_SECOND };
 
 // `wait` as one instruction to the compiler, which must not see a branch where products are under way.
 __device__ __forceinline__ void wait_in_place(uint32_t barrier, uint32_t parity) {
   asm volatile(
-      "{\n\t.reg .pred p;\nTRY:\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@!p bra TRY;\n\t}" ::"r"(barrier),
+      "{\n\t.reg .pred p;\nTRY:\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@!p bra TRY;\n\t}" ::"r"(barrier),
       "r"(parity)
       : "memory");
 }
 
 struct Exchange {
-  uint32_t values[4][CONSUMERS / 32];   // by call
-  uint4 slots[2][CONSUMERS / 64];       // of slow tiles, by call
-  uint64_t sent[4][CONSUMERS / 128];    // by call and warpgroup
+  uint32_t values[4][CONSUMERS / 32];  // by call and warp
+  uint64_t sent[4][CONSUMERS / 128];   // by call and warpgroup
+  uint4 slots[2][CONSUMERS / 64];      // of slow tiles, by call: no two in a row may be the same
 
   __device__ __forceinline__ void init() {
     for (int i = 0; i < 4; ++i) {
@@ -250,7 +251,8 @@ struct Exchange {
     return make_uint2(max(x.x, x.y), max(y.x, y.y));
   }
 
-  // Both at once, for two blocks of 32 columns: of the warp's tiles in x and y; in z and w of those of the other two warps.
+  // Both at once and waiting, for two blocks of 32 columns: of the warp's tiles in x and y; in z and w of those of the
+  // other two warps.
   __device__ __forceinline__ uint4 largest(uint32_t a, uint32_t b, int call) {
     const uint32_t thread = ptx::thread_index(), pair = thread / 64;
     const uint2 own = make_uint2(ptx::redux_max_u32(a), ptx::redux_max_u32(b));
@@ -264,7 +266,7 @@ struct Exchange {
 // E + EXPONENT_ORIGIN of a tile as an integer, from the largest t of its entries; 0, where no entry is visible, is E = 0.
 __device__ __forceinline__ uint32_t known_top(uint32_t t) { return t == 0 ? __float_as_uint(EXPONENT_ORIGIN) : t; }
 
-// Whether one of the tops of four tiles is low: no visible entry is not.
+// Whether one of the tops of four tiles is low; 0, of a tile without a visible entry, is not.
 __device__ __forceinline__ bool is_low(uint2 a, uint2 b) {
   const uint32_t least = min(min(a.x - 1, a.y - 1), min(b.x - 1, b.y - 1));
   return least < __float_as_uint(EXPONENT_ORIGIN + LOWEST_E) - 1;

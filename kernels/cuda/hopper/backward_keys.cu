@@ -2,8 +2,9 @@
 // head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and X^T
 // are A operands as they come; a consumer warpgroup has 64 of the keys.
 //
-// dV is under way while X^T is made, and S^T of the next step while X^T is rounded; the two warpgroups run freely and fill
-// each other's gaps.
+// dP^T is under way while the second half of P^T is made, dV and S^T of the next step while X^T is rounded, dK while that
+// S^T is scaled; the two warpgroups run freely and fill each other's gaps. Where the products are issued was measured: dV
+// under X^T, or dP^T earlier, is slower.
 #include "hopper/backward_rows.cuh"
 #include "hopper/backward_slow.cuh"
 
@@ -272,7 +273,6 @@ __device__ __forceinline__ void finish(const BackwardParams& p, float (&x)[D / 2
 __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   const int warp = uniform(threadIdx.x / 32), group = warp / 4;
   uint32_t lane = threadIdx.x % 32;
-  const int row_at = (warp % 4 * 16 + lane / 4) / 2 * 4 + lane / 4 % 2;  // numbers_of the thread's first key; 16 further its second
   Ring<STAGES> ring;
   uint32_t phases = 0;  // bit 0 of the exchange of E, bit 1 of that of amax
   float x[32], dp[32], dk[D / 2], dv[D / 2];
@@ -344,7 +344,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           const Hidden hidden{(now & DIAGONAL) != 0, int(uniform(owner.record.rows))};
           const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
           ring.advance();
-          const int next = now & ENDS ? stage : int(ring.stage);  // products of the last step are made twice: no branch has one
+          const int next = now & ENDS ? stage : int(ring.stage);  // S of the last step is made twice: no branch has one
           bool summed = false, done = false;  // dV; all
           uint32_t then = now;
 
@@ -358,27 +358,25 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
             ptx::keep(lane);
             const float4* const score = columns.score + lane % 4;
             if (masked) hide_scores(x, Limits(hidden, At::of_thread(s.steps[stage].half)));
-            const float* const at_row = reinterpret_cast<const float*>(owner.keys[group][hidden.diagonal].score) + row_at;
-            const float k0 = at_row[0], k1 = at_row[16];
+            const int key = warp % 4 * 16 + lane / 4;  // the thread's other one is 8 further
+            const float* const at_key =
+                reinterpret_cast<const float*>(owner.keys[group][hidden.diagonal].score + key / 2) + key % 2;
+            const float k0 = at_key[0], k1 = at_key[16];
             s.exchange.send(E_FIRST, warp, __float_as_uint(scale_scores<0>(x, score, k0, k1)));
             s.exchange.send(E_SECOND, warp, __float_as_uint(scale_scores<1>(x, score, k0, k1)));
             const uint2 first = s.exchange.receive(E_FIRST, warp, phases & 1);
             fast_probabilities<0>(a, x, score, known_top(first.x));
             const uint2 second = s.exchange.receive(E_SECOND, warp, phases & 1);
+            multiply_values(stage, hidden.diagonal);
             fast_probabilities<1>(a, x, score, known_top(second.x));
             phases ^= 1;
+            ptx::wgmma_wait_group<0>();
+            keep_all(dp);
             if (!uniform(is_low(first, second))) {
-              keep_all(x);  // P is unpacked before a product that reads it packed is under way
-              multiply_values(stage, hidden.diagonal);
-              multiply_p(stage);
-              ptx::wgmma_wait_group<1>();
-              keep_all(dp);
-              summed = true;
-
               // ---- X^T -----------------------------------------------------------------------------------------
               ptx::keep(lane);
               const float4* const gradient = columns.gradient + lane % 4;
-              const float v0 = at_row[2], v1 = at_row[18];
+              const float v0 = at_key[2], v1 = at_key[18];
               float largest = fast_gradients<0>(x, dp, gradient, columns.summary.factor[0], k0, k1, v0, v1);
               if (masked) largest = hide_gradients<0>(dp, Limits(hidden, At::of_thread(s.steps[stage].half)));
               s.exchange.send(AMAX_FIRST, warp, __float_as_uint(largest));
@@ -386,6 +384,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
               if (masked) largest = hide_gradients<1>(dp, Limits(hidden, At::of_thread(s.steps[stage].half)));
               s.exchange.send(AMAX_SECOND, warp, __float_as_uint(largest));
               if (!(now & ENDS)) wait_full();
+              multiply_p(stage);
+              summed = true;
               multiply_scores(next);
               then = know(next);
               const uint2 amax0 = s.exchange.receive(AMAX_FIRST, warp, phases >> 1);
@@ -409,7 +409,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
             keep_all(dp);
             const Record& r = owner.record;
             const int64_t q_head = int64_t(r.head) * p.group + g;
-            const Meeting m{q_head * p.max_tiles + r.first + s.steps[stage].tile, r.head * p.max_tiles + r.first + r.tile, hidden};
+            const Meeting m{q_head * p.max_tiles + r.first + s.steps[stage].tile,
+                            r.head * p.max_tiles + r.first + r.tile, hidden};
             slow_probabilities(x, p, m, s.exchange, At::of_thread(s.steps[stage].half));
             pack(a, x);
             if (!summed) {
@@ -438,9 +439,10 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       if (g == p.group - 1 && ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.keys_empty));
       if (any) {
         const Record& r = owner.record;
-        const float* const exponent = p.k_exponents + (r.head * p.max_tiles + r.first + r.tile) * TILE + At::of_thread(0).row;
-        finish(p, dk, exp2_scale(-exponent[0]), exp2_scale(-exponent[8]), g, 0, p.first, r, At::of_thread(0).row);
-        finish(p, dv, 1.0f, 1.0f, g, 1, p.second, r, At::of_thread(0).row);
+        const int row = At::of_thread(0).row;
+        const float* const exponent = p.k_exponents + (r.head * p.max_tiles + r.first + r.tile) * TILE + row;
+        finish(p, dk, exp2_scale(-exponent[0]), exp2_scale(-exponent[8]), g, 0, p.first, r, row);
+        finish(p, dv, 1.0f, 1.0f, g, 1, p.second, r, row);
       }
     }
     ptx::bar_warp_sync();
