@@ -11,12 +11,12 @@
 // Note [Clamp by saturation]
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~
 // The same with a clamp that costs nothing, 24 octaves further down. From 1/2 to 1 the FP32 numbers are the multiples
-// of u = 2^-24. For K = 1 + u (top - 8 - 126), t = fma(S, -c u, K) rounded up is K - u floor(c S), exactly, and if it is
-// saturated, 1 wherever the exponent floor(c S) + 8 - top is -126 or less; elsewhere that is (1 - t) / u - 126, and
+// of u = 2^-24. For K = 1 + u (top - 8 - 126), t = fma(S, -c u, K) rounded up is K - u floor(c S), exactly, and if it
+// is saturated, 1 wherever the exponent floor(c S) + 8 - top is -126 or less; elsewhere that is (1 - t) / u - 126, and
 // modulo 2^9 the integer (1 - t) / u is minus the low bits of t: those of p 2^-126 less t << 23 are the result. u f =
 // fma(S, c u, t - K) is exact as f is; saturated, it is 0 below the clamp, where p becomes 1. p is computed from it
-// with coefficients that take the powers of two along. A NaN score gives t = 0, whose low bits are those of 1: it takes the
-// lowest exponent too, and its P rounds to 0 in E4M3. K must be below 1, so top below 134, and c u a normal number.
+// with coefficients that take the powers of two along. A NaN score gives t = 0, whose low bits are those of 1: it takes
+// the lowest exponent too, and its P rounds to 0 in E4M3. K must be below 1, so top below 134, and c u a normal number.
 #pragma once
 
 #include "hopper/ptx.cuh"

@@ -10,7 +10,8 @@
 // Note [Fold tile]
 // ~~~~~~~~~~~~~~~~
 // For every tile of V1, 256 words: 2^e of each token with its exponent e, then the largest e of its 32-token block up
-// to it. So E_ib of flamia.reference.probabilities.fold_values is the second at the last token of block b that row i sees.
+// to it. So E_ib of flamia.reference.probabilities.fold_values is the second at the last token of block b that row i
+// sees.
 #pragma once
 
 #include "common/formats.cuh"

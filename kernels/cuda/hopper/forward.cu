@@ -131,6 +131,12 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
   }
 }
 
+// Registers per thread: what the launch bounds leave at entry, and what the two kinds of warpgroups trade. A warpgroup
+// that asks for more than the other gave waits without end.
+constexpr int ENTRY_REGISTERS = 65536 / THREADS / 8 * 8, PRODUCER_REGISTERS = 40, CONSUMER_REGISTERS = 232;
+static_assert(PRODUCER_REGISTERS + GROUPS * CONSUMER_REGISTERS <= (GROUPS + 1) * ENTRY_REGISTERS,
+              "a CTA's warpgroups share the registers that it was launched with");
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const __grid_constant__ ForwardParams p) {
   extern __shared__ __align__(1024) uint8_t memory[];
   Shared& shared = *reinterpret_cast<Shared*>(memory);
@@ -156,11 +162,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    ptx::setmaxnreg_dec<40>();
+    ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) take_items(p, shared);
     if (threadIdx.x == 32) fetch_items(p, shared);
   } else {
-    ptx::setmaxnreg_inc<232>();
+    ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
     consume(p, shared);
   }
 }

@@ -64,19 +64,27 @@ struct State {
   hopper::QueryRows rows;
 };
 
-// From S, which has arrived, to scaled scores, and top: m of the tile. `hides`: the rows of this thread see the keys up
-// to last[h] only.
+// From S, which has arrived, to scaled scores, and top: m of the tile. In the `diagonal` tile the rows of this thread,
+// of the `half` of the query tile, see the keys up to last[h] only; scores hidden from a whole half stay as they are.
 __device__ __forceinline__ void measure(State& t, bool slow, const hopper::Factors& of_keys, const float* factors,
-                                        bool hides, const int (&last)[2], float (&top)[2]) {
+                                        bool diagonal, uint32_t half, const int (&last)[2], float (&top)[2]) {
   hopper::scale_scores(t.s, of_keys);
   float largest[2];
   const bool found = hopper::find_largest_bits(t.s, largest);
-  if (hides) hopper::hide_scores(t.s, last);
   if (slow) {
-    const int seen[2] = {hides ? last[0] : layout::TILE, hides ? last[1] : layout::TILE};
+    if (diagonal) hopper::hide_scores<0, 64>(t.s, last);
+    const int seen[2] = {diagonal ? last[0] : layout::TILE, diagonal ? last[1] : layout::TILE};
     hopper::saturate_scores(t.s, factors, seen, t.rows);
+    hopper::find_largest<64>(t.s, largest);
+  } else if (diagonal && half == 0) {
+    hopper::hide_scores<0, 32>(t.s, last);
+    hopper::find_largest<32>(t.s, largest);
+  } else if (diagonal) {
+    hopper::hide_scores<32, 64>(t.s, last);
+    hopper::find_largest<64>(t.s, largest);
+  } else if (ptx::vote_any(!found)) {
+    hopper::find_largest<64>(t.s, largest);
   }
-  if (ptx::vote_any(hides || slow || !found)) hopper::find_largest(t.s, largest);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     top[h] = slow ? hopper::ceil_slow(largest[h], t.rows.c) : hopper::ceil_product(largest[h], t.rows.scaled[h]);
@@ -161,7 +169,7 @@ __device__ __forceinline__ void add_apart(State& t, Shared& shared, uint32_t sta
 __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, KvRing& v, uint32_t q, int row, int keys,
                                           bool causal, bool slow) {
   const int last[2] = {row, row + 8};
-  const uint32_t q_half = uniform(row / 64);
+  const uint32_t half = uniform(row / 64);
   const bool folds = E4M3 && causal;
   float below[2];
   hopper::Factors of_keys;
@@ -172,7 +180,7 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, K
   for (int left = keys - 1;; --left) {
     const bool diagonal = causal && left == 0;
     float top[2], factor[2];
-    measure(t, slow, of_keys, shared.factors[k.stage], diagonal, last, top);
+    measure(t, slow, of_keys, shared.factors[k.stage], diagonal, half, last, top);
     release(shared.k_empty[k.stage]);
     k.advance();
     const uint32_t k_stage = uniform(k.stage);
@@ -197,8 +205,8 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, K
       v.advance();
     }
     const uint32_t v_stage = uniform(v.stage);
-    if (grown) rescale(t, factor);
-    if (diagonal && q_half == 0) {  // every key of the second half is hidden
+    if (grown && left != keys - 1) rescale(t, factor);  // at first O is 0
+    if (diagonal && half == 0) {  // every key of the second half is hidden
 #pragma unroll
       for (int i = 16; i < 32; ++i) t.a[i] = 0;
     } else {

@@ -1,5 +1,5 @@
-// Operands of the Hopper kernels that the quantizer's tiles do not hold: wide copies of payloads (Note [Wide tile]), and
-// factor tiles of unscaled keys.
+// Operands of the Hopper kernels that the quantizer's tiles do not hold: wide copies of payloads (Note [Wide tile]),
+// and factor tiles of unscaled keys.
 #include "common/tokens.cuh"
 #include "hopper/factors.cuh"
 #include "hopper/ptx.cuh"

@@ -47,7 +47,8 @@ __device__ __forceinline__ void scale_scores(float (&s)[64], const Factors& fact
   for (int i = 0; i < 64; ++i) s[i] = __fmul_rn(s[i], i % 2 == 0 ? factors.of[i / 4].x : factors.of[i / 4].y);
 }
 
-// NaN for the keys past last[h].
+// NaN for the keys past last[h], of the elements FROM to TO.
+template <int FROM, int TO>
 __device__ __forceinline__ void hide_scores(float (&s)[64], const int (&last)[2]) {
   uint32_t seen[2];
 #pragma unroll
@@ -56,7 +57,7 @@ __device__ __forceinline__ void hide_scores(float (&s)[64], const int (&last)[2]
     ptx::keep(seen[h]);  // so that constants are compared with it, not 64 sums with last[h]
   }
 #pragma unroll
-  for (int i = 0; i < 64; ++i) {
+  for (int i = FROM; i < TO; ++i) {
     if (8 * (i / 4) + i % 2 > int(seen[i / 2 % 2])) s[i] = not_a_number();
   }
 }
@@ -75,11 +76,12 @@ __device__ __forceinline__ void saturate_scores(float (&s)[64], const float* fac
   }
 }
 
-// The largest of a row, over the four lanes that share it; NaN counts as nothing.
+// The largest of a row, over the four lanes that share it, of the first TO elements; NaN counts as nothing.
+template <int TO>
 __device__ __forceinline__ void find_largest(const float (&s)[64], float (&largest)[2]) {
   largest[0] = largest[1] = minus_infinity();
 #pragma unroll
-  for (int i = 0; i < 64; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
+  for (int i = 0; i < TO; ++i) largest[i / 2 % 2] = fmaxf(largest[i / 2 % 2], s[i]);
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
 #pragma unroll
@@ -163,8 +165,8 @@ enum class Way { SATURATED, CLAMPED, SLOW };
 // Blocks of 8 columns whose exponentials are computed side by side: several independent chains keep the machine busy.
 constexpr int AT_ONCE = 4;
 
-// P of AT_ONCE blocks of scaled scores, from block i on, rounded: in E4M3 a word for each, codes of row 0, row 1, row 0,
-// row 1 of each 8 columns; else two words of bfloat16 pairs.
+// P of AT_ONCE blocks of scaled scores, from block i on, rounded: in E4M3 a word for each, codes of row 0, row 1, row
+// 0, row 1 of each 8 columns; else two words of bfloat16 pairs.
 template <bool E4M3, Way WAY>
 __device__ __forceinline__ void round_blocks(uint32_t* held, const float* s, const float (&top)[2],
                                              const QueryRows& rows) {
