@@ -92,7 +92,9 @@ class Simulated:
 def train(example: Any, recipe: str, dim: int, lengths: tuple[int, ...], step: Callable[[Any], None]) -> None:
     """Three steps of Adam on one pack; ``step`` sees the model after each."""
     torch.manual_seed(0)
-    model = example.Llama(2, width=64, heads=2, kv_heads=1, head_dim=dim, recipe=recipe)
+    model = example.Llama(
+        2, width=64, heads=2, kv_heads=1, head_dim=dim, attend=example.choose_attention(recipe, "cpu")
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     cu_seqlens = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
     positions = torch.cat([torch.arange(n) for n in lengths])
