@@ -34,7 +34,7 @@ def test_both_kinds_of_products_are_in_the_machine_code(nvrtc, cold_cache, unit)
     assert "LDL" not in found and "STL" not in found
 
 
-@pytest.mark.parametrize("name", ["half_tile", "one_tile", "full_tile"])
+@pytest.mark.parametrize("name", ["half_tile", "one_tile", "two_tiles", "full_tile"])
 def test_bits_on_the_simulator(nvrtc, cold_cache, monkeypatch, to_numpy, name):
     pytest.importorskip("torch")
     from flamia.conformance.simulator.host import simulated_device
