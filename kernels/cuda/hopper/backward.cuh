@@ -217,6 +217,15 @@ __device__ __forceinline__ float least_gradient(uint32_t amax) {
 // sends a call again before the others have received it: in between it receives another, which they send after that.
 enum Call : int { E_FIRST, E_SECOND, AMAX_FIRST, AMAX_SECOND };
 
+// `wait` as one instruction to the compiler, which must not see a branch where products are under way.
+__device__ __forceinline__ void wait_in_place(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred p;\nTRY:\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@!p bra TRY;\n\t}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 struct Exchange {
   uint32_t values[4][CONSUMERS / 32];  // by call and warp
   uint64_t sent[4][CONSUMERS / 128];   // by call and warpgroup
@@ -236,7 +245,7 @@ struct Exchange {
   }
   // Of the tile that the warp shares, and of the tile of the other two warps.
   __device__ __forceinline__ uint2 receive(int call, int warp, uint32_t phase) const {
-    ptx::mbarrier_wait_parity(ptx::shared_address(&sent[call][warp / 4]), phase);
+    wait_in_place(ptx::shared_address(&sent[call][warp / 4]), phase);
     const uint2* const pairs = reinterpret_cast<const uint2*>(values[call]);
     const uint2 x = pairs[warp / 2], y = pairs[warp / 2 ^ 1];
     return make_uint2(max(x.x, x.y), max(y.x, y.y));
@@ -339,7 +348,7 @@ __device__ __forceinline__ void keep_all(T (&x)[N]) {
 template <int N>
 __device__ __forceinline__ void forget_all(float (&x)[N]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) ptx::forget(x[i]);
+  for (int i = 0; i < N; ++i) asm volatile("" : "=f"(x[i]));
 }
 
 // Start to copy 64 rows of a tile.

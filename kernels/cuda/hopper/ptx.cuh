@@ -42,15 +42,6 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint32_t barrier, uint3
   return done != 0;
 }
 
-// Wait for it; one instruction to the compiler, which must not see a branch where products are under way.
-__device__ __forceinline__ void mbarrier_wait_parity(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n\t.reg .pred p;\nTRY:\n\t"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@!p bra TRY;\n\t}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
 // ---- cp.async.bulk ---------------------------------------------------------------------------------------------
 
 // `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
@@ -161,9 +152,6 @@ __device__ __forceinline__ void wgmma_wait_group() {
 // The compiler must not move uses of a register past this point: it does not know when a wgmma writes it.
 __device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
-
-// To the compiler, x holds something from here on, no matter what.
-__device__ __forceinline__ void forget(float& x) { asm volatile("" : "=f"(x)); }
 
 // Accumulator d: FP32 64 x N, N / 2 registers. Thread t holds in d[4 i + 2 h + c] row 16 (t / 32) + t % 32 / 4 + 8 h
 // and column 8 i + 2 (t % 4) + c. Operands come as descriptors of shared memory or, a of bf16, as four registers of two
