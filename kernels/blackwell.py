@@ -96,8 +96,7 @@ def attention_forward(
         raise ValueError(f"recipe must be one of {RECIPES} on Blackwell, got {recipe!r}")
     if (nvfp4 is not None) != (recipe == "nvfp4_fp8"):
         raise ValueError(f"nvfp4 must be given for the recipe nvfp4_fp8, exactly; got {nvfp4!r} for {recipe!r}")
-    if not score_factor >= 0:
-        raise ValueError(f"score_factor must be at least 0, got {score_factor!r}")
+    score_factor = check_score_factor(score_factor)
     check_tokens("q", q)
     check_tokens("k", k, like=q)
     scale = check_softmax_scale(softmax_scale, q.shape[2])
@@ -115,6 +114,18 @@ def attention_forward(
     params = structs.fill(structs.BLACKWELL_FORWARD, _fields(result, softmax_constant(scale), score_factor))
     launch(unit, "attention_forward", params, out.device, at_most=max(schedule.forward.shape[0], 1))
     return result
+
+
+def check_score_factor(score_factor: Any) -> float:
+    """The factor as a Python float.
+
+    :raises TypeError, ValueError: if it is no number from 0 to infinity.
+    """
+    if isinstance(score_factor, bool) or not isinstance(score_factor, (int, float, np.integer, np.floating)):
+        raise TypeError(f"score_factor must be a number, got {score_factor!r}")
+    if not score_factor >= 0:
+        raise ValueError(f"score_factor must be at least 0, got {score_factor!r}")
+    return float(score_factor)
 
 
 def _make_stages(q: Any, schedule: DeviceSchedule) -> Stages:
