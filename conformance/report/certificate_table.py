@@ -19,7 +19,7 @@ def print_certificates(
 
     :param found: of `certificates.list_certificates`.
     :param current: what the certificates are held against.
-    :param folder: the user's, named where there is no certificate.
+    :param folder: the user's, named where there is no valid certificate.
     """
     console.print(
         Text(
@@ -27,9 +27,6 @@ def print_certificates(
             f"{current.compiler}, suite {SUITE_VERSION}"
         )
     )
-    if not found:
-        console.print(Text(f"no certificates; `flamia conform --certify` writes one into {folder}"))
-        return False
     valid = False
     for path, certificate in found.items():
         if isinstance(certificate, str):
@@ -46,4 +43,6 @@ def print_certificates(
         console.print(Text(f"✗ {text}") if reasons else Text(f"✓ {text}", "green"))
         for reason in reasons:
             console.print(Text(f"    not valid: {reason}", "red"))
+    if not valid:
+        console.print(Text(f"no valid certificate; `flamia conform --certify` writes one into {folder}"))
     return valid
