@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flamia.conformance.calls import Array, Inputs, Results
 from flamia.conformance.targets.base import Target, TargetUnavailableError, package_versions
-from flamia.conformance.targets.tensors import describe_device, replay_graph, to_numpy, to_torch
+from flamia.conformance.targets.tensors import context_survives, describe_device, replay_graph, to_numpy, to_torch
 from flamia.kernels.nvrtc import load_nvrtc
 from flamia.kernels.quantize import Nvfp4Tiles, QuantizedInputs, TokenTiles
 from flamia.kernels.registry import OPTIONS, Kernel
@@ -90,11 +90,7 @@ class KernelTarget(Target):
 
     def is_alive(self) -> bool:
         """Whether the CUDA context survived."""
-        try:
-            torch.cuda.synchronize(self.device)
-        except RuntimeError:
-            return False
-        return True
+        return context_survives(self.device)
 
     def environment(self) -> dict[str, str]:
         """Versions, device and compiler."""

@@ -67,6 +67,15 @@ def replay_graph(call: Callable[[], Any], tensors: Sequence[torch.Tensor], fresh
     return outputs
 
 
+def context_survives(device: str) -> bool:
+    """Whether the CUDA context is alive: an illegal memory access ends it for the whole process."""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return False
+    return True
+
+
 def describe_device(device: str) -> dict[str, str]:
     """Name, compute capability and driver of a device, by name."""
     if not device.startswith("cuda"):
