@@ -239,6 +239,10 @@ HOPPER_BACKWARD = np.dtype(
         ("softmax_scale", REAL),
         ("fast_exponent", REAL),
         ("kv_heads", COUNT),
+        ("x", POINTER),
+        ("pairs", STRIDE),
+        ("first_head", COUNT),
+        ("last_head", COUNT),
     ],
     align=True,
 )

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "common/layout.cuh"
+#include "common/pairs.cuh"
 
 namespace blackwell::backward {
 
@@ -61,12 +62,6 @@ struct BackwardParams {
 };
 static_assert(sizeof(BackwardParams) == PARAMS_BYTES, "BackwardParams must match structs.BLACKWELL_BACKWARD");
 
-// Where X of query tile i and key tile j of a document lies in `x`, within its head. The document's first tile is
-// `base` of the pack, and it has `count`. Documents do not overlap: sums of squares, and of triangles, are below the
-// square, or the triangle, of the sum; so the pairs of a pack number at most max_tiles^2, or max_tiles (max_tiles + 1)
-// / 2 if causal.
-__device__ __forceinline__ int64_t pair_of(bool causal, int64_t base, int64_t count, int64_t i, int64_t j) {
-  return causal ? base * (base + 1) / 2 + i * (i + 1) / 2 + j : base * base + i * count + j;
-}
+using layout::pair_of;  // where X of query tile i and key tile j of a document lies in `x`, within its head
 
 }  // namespace blackwell::backward

@@ -63,6 +63,10 @@ struct BackwardParams {
   float softmax_scale;
   float fast_exponent;  // largest eQ + eK of a fast step: |w| < 2^21; -inf if c or softmax_scale are unusual
   int32_t kv_heads;
+  uint8_t* x;     // (heads of the launch, pairs, 32768), bfloat16: Note [Stored X]
+  int64_t pairs;  // of a query head in `x`
+  int32_t first_head;  // KV heads of this launch
+  int32_t last_head;   // one past the last
 };
 static_assert(sizeof(BackwardParams) == PARAMS_BYTES, "BackwardParams must match structs.HOPPER_BACKWARD");
 
