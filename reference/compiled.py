@@ -42,11 +42,11 @@ def _exponential(scores: Any, c: Any, r: Any, bounds: Any, coefficients: Any) ->
     """`probabilities.exponential`: float32 ``scores`` become p.
 
     :param bounds: ``(LOWEST, LARGE)``.
-    :param coefficients: ``(C1, C2, C3)`` of Note [FMA exponential].
+    :param coefficients: ``(C1, C2, grid constant of p)`` of Note [FMA exponential].
     """
     lowest, large = bounds
-    c1, c2, c3 = coefficients
-    to_2_24, to_2_23 = 1.5 * 2.0**28, 1.5 * 2.0**29
+    c1, c2, to_grid = coefficients
+    to_2_24 = 1.5 * 2.0**28
     for i in range(scores.size):
         exact = np.float64(scores[i]) * c
         x = exact
@@ -56,10 +56,9 @@ def _exponential(scores: Any, c: Any, r: Any, bounds: Any, coefficients: Any) ->
         floor = np.floor(x)
         f = 1.0 + np.rint(x * 2.0**24) * 2.0**-24 if -(2.0**-5) < x < 0.0 else x - floor
         f = np.float64(np.float32(f))
-        t = np.float64(np.float32(f * c3 + c2))
-        u = (t * f + (c1 + to_2_24)) - to_2_24
+        t = (f * c2 + (c1 + to_2_24)) - to_2_24
         r[i] = floor
-        scores[i] = (u * f + (1.0 + to_2_23)) - to_2_23
+        scores[i] = (t * f + (1.0 + to_grid)) - to_grid
 
 
 def _round_to(source: Any, bits: Any, out: Any, out_bits: Any, constants: Any) -> None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from flamia.reference.compiled import loops
 from flamia.reference.documents import BLOCK, TILE
-from flamia.reference.exp2 import C1, C2, C3, CHUNK, exp2_mantissa
+from flamia.reference.exp2 import C1, C2, CHUNK, FRACTION_BITS, exp2_mantissa, grid_constant
 from flamia.reference.formats import E4M3, round_to
 from flamia.reference.operands import F32, exp2_of
 
@@ -40,16 +40,17 @@ LARGE = 2.0**23
 Array = NDArray[np.float32]
 
 
-def exponential(scores: Array, c: np.float32) -> tuple[Array, Array]:
+def exponential(scores: Array, c: np.float32, bits: int = FRACTION_BITS) -> tuple[Array, Array]:
     """``(r, p)`` with ``2^(c S) = 2^r p``, r integral, p in [1, 2], as Note [Probabilities]; overwrites ``scores``.
 
     :param scores: C-contiguous; none is -inf (`raise_overflowed`).
+    :param bits: fraction bits of p, which is rounded once.
     """
     assert scores.flags.c_contiguous
     r = np.empty_like(scores)
     flat, floors = scores.reshape(-1), r.reshape(-1)
     if (fast := loops()) is not None:
-        fast.exponential(flat, float(c), floors, (float(LOWEST), LARGE), (C1, C2, C3))
+        fast.exponential(flat, float(c), floors, (float(LOWEST), LARGE), (C1, C2, grid_constant(bits)))
         return r, scores
     buffers = np.empty((2, min(CHUNK, flat.size)))
     large = not np.abs([flat.min(initial=0), flat.max(initial=0)]).max() * np.float64(c) < LARGE
@@ -68,7 +69,7 @@ def exponential(scores: Array, c: np.float32) -> tuple[Array, Array]:
         # c S - r is exact in float64 but for small negative products, where f is on the grid 2^-24: round there, once.
         small_negative = (small < 0) & (small > -(2.0**-5))
         part[near_one[small_negative]] = 1 + np.rint(small[small_negative] * 2.0**24) * 2.0**-24
-    return r, exp2_mantissa(scores, out=scores)
+    return r, exp2_mantissa(scores, out=scores, bits=bits)
 
 
 def exponential_of_rounded(x: Array) -> tuple[Array, Array]:
