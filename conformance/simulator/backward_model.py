@@ -38,8 +38,8 @@ WARPS, WARPS_PER_SCHEDULER = 8, 2
 
 HALF_FLOATS = {"HADD2"}
 WORK = {
-    "keys": {"FFMA2": 192, "FADD2": 32, "FMUL2": 64},
-    "queries": {"FFMA2": 160, "FADD2": 64, "FMUL2": 96},
+    "keys": {"FFMA2": 160, "FADD2": 32, "FMUL2": 64},
+    "queries": {"FFMA2": 128, "FADD2": 64, "FMUL2": 96},
 }
 """What tells the usual turn of the loop over tiles: packed operations, 16 for one on all entries of a 32x32 tile."""
 MOVES = {"LDTM": 6, "STTM": 4, "CREDUX": 6, "HADD2": 64}

@@ -6,9 +6,9 @@
 // With the integer m of a query and k = MAGIC + 8 - m, the FP32 numbers around c S + k are the integers while |c S|
 // and |m| are at most 2^20. So t = fma(S, c, k - 1) rounded up is n + k with n = ceil(c S) - 1, the integer below c S:
 // its largest gives E = n + 1 - m, its low bits are the exponent of P, and f = fma(S, c, k - t) is c S - n, rounded
-// once. For an integral c S the reference has n + 1 and f = 0 where this has n and f = 1; as the cubic is exactly 1 at
+// once. For an integral c S the reference has n + 1 and f = 0 where this has n and f = 1; as p is exactly 1 at
 // 0 and exactly 2 at 1, P is the same. (The owner of queries has one m to a thread, takes E from its largest S, and n
-// from rounding down, Note [Floor by a magic addend] of exp2.cuh.) 2^-E is in the coefficients of the cubic. An
+// from rounding down, Note [Floor by a magic addend] of exp2.cuh.) 2^-E is in the coefficients of p. An
 // inactive query has m = 2^20: its P is 0, and it never gives the maximum. t is raised to MAGIC + E - 24, where P
 // rounds to 0, so that no exponent wraps; where c |S| and |m| together are at most 100 (`REACH`), none does. E from
 // -100 to 20.
@@ -131,8 +131,8 @@ template <bool MASKED, bool RAISED>
 __device__ __forceinline__ void round_scores(uint32_t (&codes)[BLOCK_WORDS], const Split& split, const float (&s)[BLOCK],
                                              const float* shifts, const Row& row, int bound, float c, int e) {
   const float scale = exp2_of(-e), low = __fadd_rn(MAGIC - 24.0f, float(e));
-  const uint64_t c3 = twice(__fmul_rn(0x1.4p-4f, scale)), c2 = twice(__fmul_rn(0x1.dp-3f, scale));
-  const uint64_t c1 = twice(__fmul_rn(0x1.64p-1f, scale)), c0 = twice(scale), cc = twice(c);
+  const uint64_t c2 = twice(__fmul_rn(0x1.5cp-2f, scale)), c1 = twice(__fmul_rn(0x1.52p-1f, scale));
+  const uint64_t c0 = twice(scale), cc = twice(c);
 #pragma unroll
   for (int i = 0; i < BLOCK; i += 4) {
     float y[4];
@@ -155,7 +155,7 @@ __device__ __forceinline__ void round_scores(uint32_t (&codes)[BLOCK_WORDS], con
         t = ptx::fma_rm_f32x2(x, cc, twice(row.shift));
         f = ptx::fma_rn_f32x2(x, cc, ptx::sub_rn_f32x2(twice(row.shift), t));
       }
-      const uint64_t p = ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(c3, f, c2), f, c1), f, c0);
+      const uint64_t p = ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(c2, f, c1), f, c0);
       const float2 mantissa = ptx::unpack_f32x2(p);
       float2 exponent = ptx::unpack_f32x2(t);
       if constexpr (RAISED) exponent = make_float2(fmaxf(exponent.x, low), fmaxf(exponent.y, low));

@@ -5,12 +5,12 @@
 // Let m = ceil(c max S), |m| < 2^21, and K = 1.5 * 2^23 + 8 - m. For m - 2^20 <= c S <= m the FP32 numbers around c S +
 // K are the integers, so t = fma(S, c, K) rounded down is floor(c S) + K exactly: one instruction gives the floor and,
 // in its low bits, the exponent r + 8 - m that P is held with. f = fma(S, c, K - t) is the fraction, rounded once; p is
-// a cubic of it, and adding t << 23 to p's bits scales it.
+// a quadratic of it, and adding t << 23 to p's bits scales it.
 //
 // S is first raised to (m - 24) / c, give or take an octave: whatever lies below has r <= m - 19, and its P rounds to
 // zero in E4M3. So no exponent wraps, and a score of -inf, which hides a key, gives exactly 0.
 //
-// Two scores go through each instruction (f32x2); with the maximum, that is six issue slots per element.
+// Two scores go through each instruction (f32x2); with the maximum, that is five and a half issue slots per element.
 //
 // Note [Slow rows]
 // ~~~~~~~~~~~~~~~~
@@ -84,9 +84,8 @@ __device__ __forceinline__ float ceil_product(float s, float c) { return __fsub_
 
 // p of Note [FMA exponential] of flamia.reference.exp2, twice.
 __device__ __forceinline__ uint64_t exp2_mantissa(uint64_t f) {
-  const uint64_t c3 = ptx::pack_f32x2(0x1.4p-4f, 0x1.4p-4f), c2 = ptx::pack_f32x2(0x1.dp-3f, 0x1.dp-3f);
-  const uint64_t c1 = ptx::pack_f32x2(0x1.64p-1f, 0x1.64p-1f), c0 = ptx::pack_f32x2(1.0f, 1.0f);
-  return ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(c3, f, c2), f, c1), f, c0);
+  const uint64_t c2 = ptx::pack_f32x2(0x1.5cp-2f, 0x1.5cp-2f), c1 = ptx::pack_f32x2(0x1.52p-1f, 0x1.52p-1f);
+  return ptx::fma_rn_f32x2(ptx::fma_rn_f32x2(c2, f, c1), f, ptx::pack_f32x2(1.0f, 1.0f));
 }
 
 // P of two scores before it is rounded: Note [Floor by a magic addend].
