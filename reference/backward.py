@@ -206,7 +206,8 @@ class _DocumentBackward:
         self.delta = self._padded(rows.delta[q_heads, tokens], 0)
         self.top = self._padded(rows.top[q_heads, tokens], np.inf)
         self.inverse_l = self._padded(F32(1) / f.l[q_heads, tokens], 0)
-        folded = f.recipe.gradient_qk in (Scaling.TOKEN, Scaling.NONE)
+        self.own = f.profile.own_exponents
+        folded = f.recipe.gradient_qk in (Scaling.TOKEN, Scaling.NONE) and not self.own
         zeros = np.zeros(1, F32)
         self.e_q = self._grouped(self.q_tokens.exponents) if folded else zeros
         self.e_k = self.k_tokens.exponents[:, None] if folded else zeros
@@ -234,16 +235,16 @@ class _DocumentBackward:
             for query_tile in range(key_tile if f.causal else 0, tiles):
                 queries = _tile(query_tile)
                 p, ds, ds_turned = self.tile(key_tile, query_tile)
+                how = {"folded": self.folded, "found": self.own}
                 contract_tokens(f.profile, dv[:, :, keys], p, stored_tile(self.dout_tokens, queries, self.group))
-                contract_tokens(
-                    f.profile, dk[:, :, keys], ds, stored_tile(self.q_tokens, queries, self.group, self.folded)
-                )
-                contract_tokens(
-                    f.profile, dq[:, :, queries], ds_turned, stored_tile(self.k_tokens, keys, 1, self.folded)
-                )
+                contract_tokens(f.profile, dk[:, :, keys], ds, stored_tile(self.q_tokens, queries, self.group, **how))
+                contract_tokens(f.profile, dq[:, :, queries], ds_turned, stored_tile(self.k_tokens, keys, 1, **how))
         if self.folded:
             dq = self._unfold(dq, self.e_q)
             dk = self._unfold(dk, np.broadcast_to(self.e_k, (*heads, tiles * TILE)))
+        if self.own:
+            dq *= F32(f.softmax_scale)
+            dk *= F32(f.softmax_scale)
         length, tokens = self.document.length, slice(self.document.start, self.document.stop)
         grads.dq[tokens, self.q_heads] = _packed(dq.reshape(-1, *dq.shape[2:]), length, grads.dq.dtype)
         for total, part in ((grads.dk, dk), (grads.dv, dv)):
@@ -264,7 +265,9 @@ class _DocumentBackward:
             hidden = np.broadcast_to(closed if hidden is None else hidden | closed, (*idle.shape[:-1], TILE, TILE))
 
         scores = contract_channels(f.profile, self.k, self.q, key_tile, query_tile)
-        if r.p_scale == "tile":
+        if self.own:
+            p, value = self._own_probabilities(scores, hidden, top)
+        elif r.p_scale == "tile":
             p, value = self._tile_probabilities(scores, hidden, top)
         else:
             p, value = self._constant_probabilities(scores, hidden, top, queries)
@@ -273,6 +276,8 @@ class _DocumentBackward:
         ds = contract_channels(f.profile, v, self.dout, key_tile, query_tile)
         ds -= self.delta[..., None, queries]
         ds *= value
+        if self.own:
+            return self._own_gradients(ds, hidden, p, query_tile, key_tile)
         ds *= F32(f.softmax_scale)
         _select(ds, hidden)
         self._observe("p", query_tile, key_tile, p.codes)
@@ -324,6 +329,31 @@ class _DocumentBackward:
         value = _by_square(codes, decode_e8m0(scale))
         wide = value.astype(np.float64) if self.f.profile.exact else None
         return Computed(codes, _per_row(scale), wide, e4m3), value
+
+    def _own_probabilities(self, scores: Array, hidden: NDArray[np.bool_] | None, top: Array) -> tuple[Computed, Array]:
+        """P with an exponent each, Note [Own exponents]. Overwrites ``scores``."""
+        pr.raise_overflowed(scores)
+        if hidden is not None:
+            np.copyto(scores, F32(0), where=hidden)  # any number: P is zero there by selection, below
+        e4m3 = self.f.recipe.values is not Scaling.NONE
+        bits = pr.fraction_bits(e4m3)
+        r, p = pr.exponential(scores, self.constant, bits)
+        p = pr.own_exponents(p, r, top[..., None, :], bits)
+        _select(p, hidden)
+        return Computed(p, None, e4m3=e4m3), p
+
+    def _own_gradients(
+        self, ds: Array, hidden: NDArray[np.bool_] | None, p: Computed, query_tile: int, key_tile: int
+    ) -> tuple[Computed, Computed, Computed]:
+        """P and dS with an exponent each; overwrites ``ds``. P is observed in units of 2^-8, as a scale says."""
+        _select(ds, hidden)
+        scale = np.full((*ds.shape[:-2], PER_TILE, PER_TILE), 127 - 8, np.uint8)
+        self._observe("p", query_tile, key_tile, p.codes * F32(2.0**8))
+        self._observe("p_scale", query_tile, key_tile, scale)
+        self._observe("ds_exact", query_tile, key_tile, ds)
+        rounded = pr.round_own(ds, pr.fraction_bits(p.e4m3))
+        self._observe("ds", query_tile, key_tile, rounded)
+        return p, Computed(rounded, None, e4m3=p.e4m3), Computed(rounded.swapaxes(-1, -2), None, e4m3=p.e4m3)
 
     def _constant_probabilities(
         self, scores: Array, hidden: NDArray[np.bool_] | None, top: Array, queries: slice

@@ -221,6 +221,8 @@ class RowState:
         largest = np.fmax.reduce(scores, axis=-2)
         if hidden is not None:
             np.copyto(scores, F32(0), where=hidden)  # any number: P is zero there by selection, below
+        if self.profile.own_exponents:
+            return self._add_own(scores, hidden, largest, v, v1, key_tile)
         bits = F32(recipe.p_exponent)
         if recipe.p_scale == "tile":
             tile_top = pr.ceiling(largest, self.constant)
@@ -270,6 +272,38 @@ class RowState:
             a = Computed(folded.swapaxes(-1, -2), scale.swapaxes(-1, -2), e4m3=e4m3)
             contract_tokens(self.profile, self.o, a, stored_tile(v1, rows, 1, folded=True))
         return codes, tile_top
+
+    def _add_own(
+        self,
+        scores: NDArray[np.float32],
+        hidden: NDArray[np.bool_] | None,
+        largest: NDArray[np.float32],
+        v: DocumentOperand,
+        v1: DocumentOperand | None,
+        key_tile: int,
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The same where P has exponents of its own: Note [Own exponents]. P is returned in units of ``2^(M - 8)``."""
+        new_top = np.fmax(self.top, pr.ceiling(largest, self.constant))
+        self._rescale(new_top, exp2_of)
+        e4m3 = self.recipe.values is not Scaling.NONE
+        bits = pr.fraction_bits(e4m3)
+        r, p = pr.exponential(scores, self.constant, bits)
+        p = pr.own_exponents(p, r, new_top[..., None, :], bits)
+        if hidden is not None:
+            np.copyto(p, F32(0), where=hidden)
+        a = Computed(p.swapaxes(-1, -2), None, e4m3=e4m3)
+        sum_tokens(self.profile, self.l, a)
+        rows = slice(key_tile * TILE, (key_tile + 1) * TILE)
+        if v1 is None:
+            contract_tokens(self.profile, self.o, a, stored_tile(v, rows, 1))
+        else:
+            contract_tokens(self.profile, self.o, a, stored_tile(v1, rows, 1, found=True))
+            assert hidden is not None and v1.scale is not None
+            lost = v1.scale[:, None, rows] == 255
+            if lost.any():
+                seen = (lost[..., None] & ~hidden).any(axis=-2)
+                np.copyto(self.o, np.nan, where=seen[..., None])
+        return p * F32(2.0**8), new_top
 
     def _rescale(self, new_top: NDArray[np.float32], power: Callable[[Any], Any]) -> None:
         if (new_top > self.top).any():

@@ -67,6 +67,13 @@ class DocumentOperand:
         return wide * decode_e8m0(self.scale).astype(np.float64)[..., None]
 
     @cached_property
+    def found_values(self) -> NDArray[np.float64]:
+        """`values` with zeros for the tokens whose scale is NaN."""
+        if self.scale is None or not (self.scale == 255).any():
+            return self.values
+        return np.where((self.scale == 255)[..., None], 0.0, self.values)
+
+    @cached_property
     def wide_codes(self) -> NDArray[np.float64]:
         """``codes`` in float64, for exact products."""
         return self.codes.astype(np.float64)

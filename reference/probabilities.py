@@ -122,6 +122,44 @@ def quantize(p: Array, r: Array, top: Array, bits: np.float32, e4m3: bool) -> Ar
     return round_to(y, E4M3, out=y)
 
 
+def fraction_bits(e4m3: bool) -> int:
+    """F of Note [Own exponents]."""
+    return 3 if e4m3 else 7
+
+
+def own_exponents(p: Array, r: Array, top: Array, bits: int) -> Array:
+    """P of Note [Own exponents], ``p 2^(r - top)`` by the bits of a bfloat16 number, as float32.
+
+    ``p`` has ``bits`` fraction bits. The exponent field is ``r - top + 127`` and the fraction that of p, whose 2
+    carries over; so field 0 holds a subnormal number, without the leading one. Below, P is 0. NaN in any argument gives
+    NaN. Overwrites ``p`` and ``r``.
+    """
+    r -= top
+    lost = np.isnan(r) | np.isnan(p)
+    below = ~(r >= F32(-127))
+    r += F32(127)
+    np.copyto(r, F32(0), where=below)
+    np.copyto(p, F32(1), where=below)
+    n = (r * F32(2**bits) + (p - F32(1)) * F32(2**bits)).astype(np.int32)
+    out: Array = (n << (23 - bits)).view(F32)
+    if lost.any():
+        out[lost] = np.nan
+    return out
+
+
+def round_own(x: Array, bits: int) -> Array:
+    """Numbers to ``bits`` fraction bits, bfloat16's exponents: dS of Note [Own exponents]; NaN unless finite."""
+    finite = np.isfinite(x)
+    if bits == 7:
+        rounded = x.astype(bfloat16).astype(F32)
+    else:
+        dropped = 23 - bits
+        rounded = (
+            (x.view(np.uint32) + np.uint32(1 << (dropped - 1))) & np.uint32(~((1 << dropped) - 1) & 0xFFFFFFFF)
+        ).view(F32)
+    return rounded if finite.all() else np.where(finite, rounded, F32(np.nan))
+
+
 def visible_mask(query_tile: int, key_tile: int, length: int, causal: bool) -> NDArray[np.bool_] | None:
     """Bool ``(128 keys, 128 queries)``, True where the query does not see the key; None if every query sees every key.
 

@@ -9,10 +9,27 @@ accumulated. A `Profile` says so:
 * ``blackwell``: chains of tcgen05 steps; the scale factors are operands of the step.
 * ``hopper``: chains of wgmma steps. Channel contractions multiply the E4M3 codes (13-bit accumulator) and apply the
   two token scales afterwards in FP32; token contractions multiply the decoded values in bfloat16, which holds them
-  exactly.
+  exactly, and P and dS as Note [Own exponents] says.
 
 A contraction over channels gives FP32; a contraction over tokens continues an accumulator, in ascending order of the
 contracted token. The accumulator of the ideal profile is float64.
+
+Note [Own exponents]
+~~~~~~~~~~~~~~~~~~~~
+A machine whose token contractions take bfloat16 operands needs no common scale for what is computed on the fly. There,
+P and dS keep an exponent each, bfloat16's, and are rounded to the significand of their format alone: to F = 3 fraction
+bits for E4M3, F = 7 for bfloat16. So
+
+* P is `probabilities.own_exponents`: its fraction is rounded once, from the exact product in the exponential, and the
+  exponent is ``r - top``, with the row's running maximum M as ``top`` in the forward and the final m in the backward. P
+  of the backward is that of the forward, times an exact power of two.
+* nothing is folded: V1 in the diagonal tile, q and k multiply with their decoded values. A lost token counts as zeros
+  there; a query that sees a lost token of V1 gets NaN.
+* ``dS = fl(P * fl(dP - delta))`` is rounded to F bits, ties away from zero for F = 3 (bits + 2^19, cut off) and to even
+  for F = 7, and is the operand itself; ``softmax_scale`` multiplies the FP32 rows of dQ and dK of each query head.
+
+The numbers are those of block-scaled E4M3 wherever that is normal, but for ties of dS; where it would be subnormal or
+underflow they are more accurate.
 """
 
 from __future__ import annotations
@@ -44,6 +61,7 @@ class Profile:
     :param token_step: token contraction of scaled E4M3 operands; None: the decoded values through ``bf16_step``.
     :param bf16_step: contraction of unscaled operands.
     :param head_dims: head dimensions that the machine's tiles take; None: any multiple of 32 up to 256.
+    :param own_exponents: P and dS have no common scales: Note [Own exponents].
     """
 
     name: str
@@ -52,6 +70,7 @@ class Profile:
     token_step: tensorcore.MmaStep | None = None
     bf16_step: tensorcore.MmaStep | None = None
     head_dims: tuple[int, ...] | None = None
+    own_exponents: bool = False
 
     @property
     def exact(self) -> bool:
@@ -80,6 +99,7 @@ HOPPER = Profile(
     e4m3_step=tensorcore.WGMMA_E4M3,
     bf16_step=tensorcore.WGMMA_BF16,
     head_dims=(64, 128),
+    own_exponents=True,
 )
 
 PROFILES = {p.name: p for p in (IDEAL, BLACKWELL, HOPPER)}
@@ -199,10 +219,13 @@ class Stored:
     wide: NDArray[np.float64]
 
 
-def stored_tile(operand: DocumentOperand, rows: slice, group: int, folded: bool = False) -> Stored:
+def stored_tile(
+    operand: DocumentOperand, rows: slice, group: int, *, folded: bool = False, found: bool = False
+) -> Stored:
     """Tokens ``rows`` of an operand whose heads come in groups: arrays ``(C, group, 128, D)``.
 
-    If its token scales are ``folded`` into the other operand (Note [Folded exponents]), only the payload is taken.
+    If its token scales are ``folded`` into the other operand (Note [Folded exponents]), only the payload is taken;
+    ``found``: the decoded values, with zeros for lost tokens (Note [Own exponents]).
     """
 
     def cut(x: NDArray[Any]) -> NDArray[Any]:
@@ -210,6 +233,8 @@ def stored_tile(operand: DocumentOperand, rows: slice, group: int, folded: bool 
 
     if folded:
         return Stored(cut(operand.codes), None, cut(operand.wide_codes))
+    if found:
+        return Stored(cut(operand.codes), None, cut(operand.found_values))
     scale = None
     if operand.scaling is Scaling.TOKEN_BLOCK and operand.scale is not None:
         scale = cut(operand.scale)[..., ::BLOCK]
