@@ -26,6 +26,9 @@ they are another copy than q and k: the NVFP4 recipe) or dout (dO / l):
 ``backward.p_scale``, ``.ds_scale``   level 3: E8M0 bytes ``[4 key blocks, 4 query blocks]``
 ====================================  ================================================================================
 
+Under Note [Own exponents] of `flamia.reference.profiles` P and dS are bfloat16 numbers instead of codes, ``p_top`` is
+the row's M, P is in units of ``2^(M - 8)`` in both passes, and dS has no scale.
+
 The sign of a zero of the backward's tiles and the scale of 32x32 numbers that are all zero show in no product, and are
 not compared.
 
@@ -40,6 +43,7 @@ from importlib import import_module
 from typing import Any
 
 import numpy as np
+from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
 from flamia.conformance.calls import Array, Inputs, Results, TileKey
@@ -86,11 +90,11 @@ class ReferenceEngine:
             profile=profile,
             causal=i.causal,
             softmax_scale=i.softmax_scale,
-            observer=self._observer("forward", tiles) if stages else None,
+            observer=self._observer("forward", tiles, profile) if stages else None,
         )
         gradients: Any = None
         if backward:
-            look = self._observer("backward", tiles) if stages else None
+            look = self._observer("backward", tiles, profile) if stages else None
             gradients = self.backward.attention_backward(i.dout, forward, observer=look)
         arrays = self._arrays(i, forward, backward) if stages else {}
         grads = {} if gradients is None else {name: getattr(gradients, name) for name in ("dq", "dk", "dv")}
@@ -153,14 +157,18 @@ class ReferenceEngine:
             found[f"{role}.scale_tiles_tokens"] = layout.pack_scales(operand.scale, cu, dim, "tokens")
         return found
 
-    def _observer(self, which: str, tiles: dict[str, dict[TileKey, Array]]) -> Any:
+    def _observer(self, which: str, tiles: dict[str, dict[TileKey, Array]], profile: str) -> Any:
+        own = self.profiles.get_profile(profile).own_exponents
         encode, e4m3 = self.formats.encode, self.formats.E4M3
+
+        def keep(x: Array) -> Array:
+            return x.astype(bfloat16) if own else encode(np.ascontiguousarray(x), e4m3)
 
         def look(stage: str, document: Any, heads: slice, query_tile: int, key_tile: int, x: Array) -> None:
             name = f"{which}.{stage}"
             if name not in tiles:
                 return
-            kept = encode(np.ascontiguousarray(x), e4m3) if stage in ("p", "ds") else x.copy()
+            kept = keep(x) if stage in ("p", "ds") else x.copy()
             for offset in range(len(kept)):
                 tiles[name][document.index, heads.start + offset, query_tile, key_tile] = kept[offset]
 

@@ -136,7 +136,7 @@ def own_exponents(p: Array, r: Array, top: Array, bits: int) -> Array:
     """
     r -= top
     lost = np.isnan(r) | np.isnan(p)
-    below = ~(r >= F32(-127))
+    below = lost | ~(r >= F32(-127))
     r += F32(127)
     np.copyto(r, F32(0), where=below)
     np.copyto(p, F32(1), where=below)

@@ -137,11 +137,14 @@ def _shown_tile(results: Results, stage: str, key: TileKey, lengths: list[int]) 
     """`cut_tile` without what shows in no product: the sign of a zero, and the scale of numbers that are all zero."""
     x = cut_tile(results.tiles[stage][key], stage, key, lengths)
     if stage in ("backward.p", "backward.ds"):
-        return np.where(x == MINUS_ZERO, 0, x).astype(x.dtype)
+        return np.where(x == (MINUS_ZERO if x.dtype == np.uint8 else 0), 0, x).astype(x.dtype)
     values = stage.removesuffix("_scale")
     if values == stage or values not in results.tiles:
         return x
-    codes = cut_tile(results.tiles[values][key], values, key, lengths) & ~MINUS_ZERO
+    codes = cut_tile(results.tiles[values][key], values, key, lengths)
+    if codes.dtype != np.uint8:
+        return x
+    codes = codes & ~MINUS_ZERO
     padded = np.pad(codes, [(0, -n % BLOCK) for n in codes.shape])
     used = padded.reshape(len(x), BLOCK, -1, BLOCK).any(axis=(1, 3))
     return np.where(used, x, 0).astype(x.dtype)

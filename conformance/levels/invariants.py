@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from ml_dtypes import bfloat16
 
 from flamia.conformance.calls import Inputs, Results
 from flamia.conformance.cases import Case
@@ -103,14 +104,16 @@ def check_consistency(context: Context, case: Case) -> Outcome:
     names = ("forward.p", "forward.p_top", "backward.p", "backward.p_scale")
     if not all(got.tiles.get(name) for name in names) or "m" not in got.arrays:
         return not_applicable("the target does not return m and the tiles of P of both passes")
-    if got.tiles["forward.p"][next(iter(got.tiles["forward.p"]))].dtype != np.uint8:
-        return not_applicable("P is not held in E4M3")
+    own = got.tiles["forward.p"][next(iter(got.tiles["forward.p"]))].dtype == bfloat16  # Note [Own exponents]
+    # The smallest normal number itself may be a subnormal one that was rounded up.
+    min_normal = 2.0**-118 if own else E4M3.min_normal
     compared = 0
     for key, codes in got.tiles["forward.p"].items():
         document, head, query_tile, key_tile = key
         if key not in got.tiles["backward.p"]:
             continue
-        p, back = (decode(cut_tile(x, "p", key, inputs.lengths), E4M3) for x in (codes, got.tiles["backward.p"][key]))
+        shown = (cut_tile(x, "p", key, inputs.lengths) for x in (codes, got.tiles["backward.p"][key]))
+        p, back = (x.astype(np.float64) if own else decode(x, E4M3) for x in shown)
         top = cut_tile(got.tiles["forward.p_top"][key], "forward.p_top", key, inputs.lengths).astype(np.float64)
         start = int(inputs.cu_seqlens[document]) + 128 * query_tile
         m = got.arrays["m"][head, start : start + p.shape[1]].astype(np.float64)
@@ -118,8 +121,7 @@ def check_consistency(context: Context, case: Case) -> Outcome:
         scale = np.repeat(np.repeat(squares, BLOCK, 0), BLOCK, 1)[: p.shape[0], : p.shape[1]]
         with np.errstate(invalid="ignore", over="ignore"):
             mine, theirs = p * np.exp2(top - 8 - m), back * scale
-        # 2^-6 itself may be a subnormal number that was rounded up
-        normal = (p > E4M3.min_normal) & (back > E4M3.min_normal)
+        normal = (p > min_normal) & (back > min_normal)
         compared += int(normal.sum())
         wrong = np.argwhere(normal & (mine != theirs))
         if len(wrong):

@@ -5,10 +5,12 @@ from math import ceil, floor
 
 import numpy as np
 import pytest
+from ml_dtypes import bfloat16
 
 from flamia.reference import attention_backward, attention_forward
 from flamia.reference import probabilities as pr
 from flamia.reference.exp2 import exp2_mantissa, fma
+from tests.reference.cases import random_inputs
 
 F32 = np.float32
 
@@ -106,3 +108,87 @@ def test_scores_of_minus_infinity_count_as_the_lowest_number(profile) -> None:
     f = attention_forward(q, -q, v, [0, 2], profile=profile)
     np.testing.assert_array_equal(f.out, v)
     np.testing.assert_array_equal(attention_backward(v, f).dv[:, 0, 0], [1.5, 0.5])
+
+
+# --- Note [Own exponents] ---------------------------------------------------------------------------------------------
+
+
+def own_p(score: float, c: float, top: int, bits: int) -> Fraction:
+    """P by exact arithmetic, from the definition of its bits."""
+    x = Fraction(score) * Fraction(c)
+    r = floor(x)
+    f = Fraction(float(fma(F32(c), F32(score), F32(-r))))
+    t = Fraction(float(fma(F32(87 / 256), F32(float(f)), F32(169 / 256))))
+    field = r - top + 127
+    if field < 0:
+        return Fraction(0)
+    n = 2**bits * field + round(2**bits * t * f)  # round() of a Fraction ties to even
+    field, fraction = divmod(n, 2**bits)
+    if field == 0:
+        return Fraction(fraction, 2**bits) * Fraction(2) ** -126
+    return (1 + Fraction(fraction, 2**bits)) * Fraction(2) ** (field - 127)
+
+
+@pytest.mark.parametrize("bits", [3, 7])
+def test_p_with_an_own_exponent_is_its_bits(bits: int) -> None:
+    rng = np.random.default_rng(9)
+    c = F32(0.12751743)
+    scores = np.concatenate(
+        [rng.standard_normal(400, F32) * F32(60), -rng.random(200, F32) * F32(1100), F32([0, -(2.0**-20), -980, 3e4])]
+    )
+    top = np.ceil(np.abs(scores[:400]).max() * c)
+    tops = np.concatenate([np.full(400, top), np.zeros(203), [4000]]).astype(F32)
+    r, p = pr.exponential(scores.copy(), c, bits)
+    got = pr.own_exponents(p, r, tops, bits)
+    want = [own_p(float(s), float(c), int(t), bits) for s, t in zip(scores, tops, strict=True)]
+    assert [Fraction(float(x)) for x in got] == want
+    assert sum(x == 0 for x in want) > 5 and sum(0 < x < Fraction(2) ** -126 for x in want) > 0
+    np.testing.assert_array_equal(got, got.astype(bfloat16).astype(F32))
+
+
+def test_what_is_lost_or_inactive_has_no_p() -> None:
+    p, r = F32([1.5, 1.5, 1.5, np.nan]), F32([0, 0, np.nan, 0])
+    got = pr.own_exponents(p, r, F32([np.inf, np.nan, 0, 0]), 3)
+    assert got[0] == 0 and np.isnan(got[1:]).all()
+
+
+def test_gradients_are_rounded_to_nearest_and_ties_away_from_zero() -> None:
+    x = F32([1 + 1 / 16, -(1 + 3 / 16), 1 + 1 / 16 - 2**-20, 1.9999, 2**-149, 2**-130 * 1.0625, 3.4e38, np.inf, np.nan])
+    want = F32([1 + 1 / 8, -(1 + 2 / 8), 1, 2, 0, 2**-129, np.inf, np.nan, np.nan])
+    np.testing.assert_array_equal(pr.round_own(x, 3), want)
+    rng = np.random.default_rng(10)
+    y = (rng.standard_normal(1000) * 2.0 ** rng.integers(-100, 100, 1000)).astype(F32)
+    quantum = 2.0 ** (np.floor(np.log2(np.abs(y.astype(np.float64)))) - 3)
+    np.testing.assert_array_equal(pr.round_own(y, 3), np.sign(y) * np.floor(np.abs(y) / quantum + 0.5) * quantum)
+    np.testing.assert_array_equal(pr.round_own(y, 7), y.astype(bfloat16).astype(F32))
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "bf16"])
+def test_p_of_both_passes_differ_by_a_power_of_two(recipe: str) -> None:
+    q, k, v, dout = random_inputs(5, 300, 2, 1)
+    q = q * np.array(4, q.dtype)
+    cu = np.array([0, 290, 300])
+    seen: dict[str, dict[tuple[int, int, int], np.ndarray]] = {"p": {}, "p_top": {}}
+
+    def look(stage, document, heads, query_tile, key_tile, x):
+        seen[stage][document.index, query_tile, key_tile] = x
+
+    f = attention_forward(q, k, v, cu, recipe=recipe, profile="hopper", observer=look)
+    compared = 0
+
+    def compare(stage, document, heads, query_tile, key_tile, x):
+        nonlocal compared
+        if stage != "p":
+            return
+        key = document.index, query_tile, key_tile
+        rows = slice(document.start + 128 * query_tile, min(document.start + 128 * (query_tile + 1), document.stop))
+        count = rows.stop - rows.start
+        change = np.exp2(seen["p_top"][key][heads, :count] - f.m[heads, rows])[:, None, :]
+        ahead, back = seen["p"][key][heads, :, :count].astype(np.float64), x[..., :count].astype(np.float64)
+        np.testing.assert_array_equal(
+            np.where(back >= 2.0**-118, ahead * change, 0), np.where(back >= 2.0**-118, back, 0)
+        )
+        compared += (back >= 2.0**-118).sum()
+
+    attention_backward(dout, f, observer=compare)
+    assert compared > 50_000

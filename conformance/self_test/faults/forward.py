@@ -167,11 +167,13 @@ tile_top = new_top""",
     ),
     Fault(
         "hardware-exponential",
-        "P comes from another 2^x than the contract's three FMAs.",
+        "P comes from another 2^x than the contract's two FMAs.",
         kills=(bits(2, "values/gaussian"),),
         edits=(
             Edit(
-                "probabilities", "return r, exp2_mantissa(scores, out=scores)", "return r, np.exp2(scores, out=scores)"
+                "probabilities",
+                "return r, exp2_mantissa(scores, out=scores, bits=bits)",
+                "return r, np.exp2(scores, out=scores)",
             ),
         ),
     ),
