@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from flamia.kernels import structs
+from flamia.kernels.backward_arguments import check_inputs, check_schedule_and_rows
 from flamia.kernels.blackwell import ELEMENTS, HEAD_DIMS, RECIPES, check_score_factor
 from flamia.kernels.launch import launch
-from flamia.kernels.quantize import SCALE_TILE_BYTES, QuantizedInputs, RowPass, row_pass
+from flamia.kernels.quantize import QuantizedInputs, RowPass, row_pass
 from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, Unit
 from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, TICKETS, DeviceSchedule
-from flamia.kernels.tensors import TILE, check_rows, check_softmax_scale, check_tokens, pointer, softmax_constant
+from flamia.kernels.stored import STORED_BYTES, Chunks, check_stored_bytes, divide_heads
+from flamia.kernels.tensors import TILE, check_softmax_scale, pointer, softmax_constant
 
 USUAL_CONSTANTS = {"c": (2.0**-60, 2.0**60), "softmax_scale": (2.0**-10, 2.0**10)}
 """Constants outside these ranges take the kernels' slow path: Note [Fast tiles] of ``backward_numbers.cuh``."""
@@ -25,8 +27,13 @@ USUAL_CONSTANTS = {"c": (2.0**-60, 2.0**60), "softmax_scale": (2.0**-10, 2.0**10
 X_BYTES = 128 * 128 + 16
 """A stored tile of X with its scales."""
 
-STORED_BYTES = 4 << 30
-"""Default bound of the memory for tiles of X."""
+_SCALED, _FOLDED = ("payload", "scales"), ("payload", "exponents")
+_BOTH = (*_SCALED, "exponents")
+READ: dict[str, dict[str, tuple[str, ...]]] = {
+    "mxfp8": {"q": _BOTH, "k": _BOTH, "v": _SCALED, "v1": _SCALED},
+    "nvfp4_fp8": {"q": _FOLDED, "k": _FOLDED, "v": _SCALED, "v1": _SCALED, "q4": _SCALED, "k4": _SCALED},
+}
+"""What the kernels read of the quantized inputs, by recipe."""
 
 MAX_CTAS = 160
 """CTAs of a launch: a B200 has 148 multiprocessors, no chip of the family more than 160."""
@@ -95,11 +102,14 @@ def attention_backward(
 
     if recipe not in RECIPES:
         raise ValueError(f"recipe must be one of {RECIPES} on Blackwell, got {recipe!r}")
-    _check_schedule_and_rows(schedule, out, m, l)
+    check_schedule_and_rows(schedule, out, m, l, HEAD_DIMS, "Blackwell")
     total, _, dim = out.shape
     scale, score_factor = check_softmax_scale(softmax_scale, dim), check_score_factor(score_factor)
-    _check_inputs(inputs, schedule, recipe, dim, out.device)
-    _check_options(stored_bytes, strict=strict, hooks=hooks)
+    check_inputs(inputs, schedule, READ[recipe], dim, out.device)
+    check_stored_bytes(stored_bytes)
+    for name, flag in (("strict", strict), ("hooks", hooks)):
+        if not isinstance(flag, bool):
+            raise TypeError(f"{name} must be a bool, got {flag!r}")
     variant: dict[str, Any] = {"recipe": recipe, "dim": dim, "exp2": exp2, "strict": int(strict)}
     keys_unit = BLACKWELL_BACKWARD.unit(owner="keys", hooks=int(hooks), **variant)
     queries_unit = BLACKWELL_BACKWARD.unit(owner="queries", hooks=0, **variant)
@@ -112,73 +122,22 @@ def attention_backward(
     if stages is not None:
         fields |= {f"stage_{name}": pointer(x) for name, x in vars(stages).items()} | {"stage_tiles": stages.p.shape[2]}
     totals = _totals(schedule, dim, out.device)
-    x = _stored_tiles(schedule, stored_bytes, out.device)
-    fields |= {"totals": pointer(totals), "x": pointer(x.codes), "x_scales": pointer(x.scales), "pairs": x.pairs}
+    chunks = divide_heads(schedule, stored_bytes, X_BYTES)
+    x = _make_tiles(schedule, chunks, out.device)
+    fields |= {"totals": pointer(totals), "x": pointer(x[0]), "x_scales": pointer(x[1]), "pairs": chunks.pairs}
     ticket = pointer(schedule.status) + 4 * (TICKETS + 2)
     keys = {"first": _gradient(dv), "second": _gradient(dk), "items": pointer(schedule.backward), "ticket": ticket}
     queries = {"first": _gradient(dq), "items": pointer(schedule.forward), "ticket": ticket + 8}
     counts = {"num_items": NUM_BACKWARD}, {"num_items": NUM_FORWARD}
-    for first in range(0, schedule.num_kv_heads, x.heads):
-        heads = {"first_head": first, "last_head": min(first + x.heads, schedule.num_kv_heads)}
+    step = chunks.heads or schedule.num_kv_heads
+    for first in range(0, schedule.num_kv_heads, step):
+        heads = {"first_head": first, "last_head": min(first + step, schedule.num_kv_heads)}
         _launch(keys_unit, "attention_backward", fields | keys | counts[0] | heads, schedule.backward)
-        if x.codes is None:
+        if chunks.heads == 0:
             _launch(queries_unit, "attention_backward", fields | queries | counts[1] | heads, schedule.forward)
         else:
             _launch(BLACKWELL_DQ.unit(dim=dim), "attention_dq", fields | queries | counts[1] | heads, schedule.forward)
     return BlackwellGradients(dq, dk, dv, rows, stages)
-
-
-def _check_schedule_and_rows(schedule: Any, out: Any, m: Any, l: Any) -> None:  # noqa: E741
-    if not isinstance(schedule, DeviceSchedule):
-        raise TypeError(f"schedule must be a DeviceSchedule, got {type(schedule).__name__}")
-    if schedule.backward is None:
-        raise ValueError("schedule must have the backward's items: build_schedule(..., backward=True)")
-    check_tokens("out", out, schedule.num_q_heads)
-    if out.shape[0] != schedule.num_tokens:
-        raise ValueError(f"out must have the {schedule.num_tokens} tokens of the schedule, got {out.shape[0]}")
-    if out.shape[2] not in HEAD_DIMS:
-        raise ValueError(f"out must have a head_dim of {HEAD_DIMS} on Blackwell, got {out.shape[2]}")
-    for name, x in (("m", m), ("l", l)):
-        check_rows(name, x, schedule.num_q_heads, schedule.num_tokens, out.device)
-
-
-def _check_options(stored_bytes: Any, **flags: Any) -> None:
-    if isinstance(stored_bytes, bool) or not isinstance(stored_bytes, int):
-        raise TypeError(f"stored_bytes must be an integer, got {stored_bytes!r}")
-    if stored_bytes < 0:
-        raise ValueError(f"stored_bytes must be at least 0, got {stored_bytes}")
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} must be a bool, got {value!r}")
-
-
-def _check_inputs(inputs: Any, schedule: DeviceSchedule, recipe: str, dim: int, device: Any) -> None:
-    """Every array that the kernels read is there and has this call's shape: the device does not look at sizes."""
-    if not isinstance(inputs, QuantizedInputs):
-        raise TypeError(f"inputs must be a QuantizedInputs, got {type(inputs).__name__}")
-    nvfp4 = recipe == "nvfp4_fp8"
-    if ((inputs.q4 is not None), (inputs.k4 is not None)) != (nvfp4, nvfp4):
-        raise ValueError(f"inputs must have q4 and k4 for the recipe nvfp4_fp8, exactly; the recipe is {recipe!r}")
-    sizes = {"payload": TILE * dim, "scales": SCALE_TILE_BYTES, "exponents": TILE}
-    sizes4 = {"payload": TILE * dim // 2, "scales": 8 * dim}
-    folded = ("payload", "exponents") if nvfp4 else ("payload", "scales", "exponents")
-    scaled = ("payload", "scales")
-    read = {"q": folded, "k": folded, "v": scaled}
-    if schedule.causal:
-        read["v1"] = scaled
-    if nvfp4:
-        read |= {"q4": scaled, "k4": scaled}
-    for role, names in read.items():
-        heads = schedule.num_q_heads if role[0] == "q" else schedule.num_kv_heads
-        for name in names:
-            x: Any = getattr(getattr(inputs, role), name, None)
-            dtype = "torch.float32" if name == "exponents" else "torch.uint8"
-            shape = (heads, schedule.max_tiles, (sizes4 if role in ("q4", "k4") else sizes)[name])
-            what = f"inputs.{role}.{name} must be a contiguous {dtype} tensor {shape} on {device}"
-            if str(getattr(x, "dtype", None)) != dtype or not hasattr(x, "data_ptr"):
-                raise TypeError(f"{what}, got {getattr(x, 'dtype', type(x).__name__)}")
-            if tuple(x.shape) != shape or x.device != device or not x.is_contiguous():
-                raise ValueError(f"{what}, got {tuple(x.shape)} with strides {x.stride()} on {x.device}")
 
 
 def _make_stages(schedule: DeviceSchedule, device: Any) -> Stages:
@@ -193,33 +152,15 @@ def _launch(unit: Unit, entry: str, fields: dict[str, Any], items: Any) -> None:
     launch(unit, entry, structs.fill(structs.BLACKWELL_BACKWARD, fields), items.device, at_most=ctas)
 
 
-@dataclass(frozen=True)
-class _StoredTiles:
-    """Room for tiles of X; None: they are not stored.
-
-    :param heads: KV heads of one launch.
-    :param pairs: tiles of a query head.
-    """
-
-    codes: Any
-    scales: Any
-    heads: int
-    pairs: int
-
-
-def _stored_tiles(schedule: DeviceSchedule, bound: int, device: Any) -> _StoredTiles:
-    """Room for as many heads as fit the bound; their tiles of a pack are counted as if it were one document."""
+def _make_tiles(schedule: DeviceSchedule, chunks: Chunks, device: Any) -> tuple[Any, Any]:
+    """Codes and scales of X; None where they are not stored."""
     import torch
 
-    tiles = schedule.max_tiles
-    pairs = tiles * (tiles + 1) // 2 if schedule.causal else tiles**2
-    group = schedule.num_q_heads // schedule.num_kv_heads
-    heads = min(schedule.num_kv_heads, bound // max(1, group * pairs * X_BYTES))
-    if heads == 0:
-        return _StoredTiles(None, None, schedule.num_kv_heads, pairs)
-    count = heads * group * pairs
+    if chunks.heads == 0:
+        return None, None
+    count = chunks.heads * (schedule.num_q_heads // schedule.num_kv_heads) * chunks.pairs
     codes, scales = (torch.empty(count * n, dtype=torch.uint8, device=device) for n in (X_BYTES - 16, 16))
-    return _StoredTiles(codes, scales, heads, pairs)
+    return codes, scales
 
 
 def _totals(schedule: DeviceSchedule, dim: int, device: Any) -> Any:
@@ -267,6 +208,7 @@ def _fields(
         "tile_offsets": pointer(schedule.tile_offsets),
         "status": pointer(schedule.status),
         "max_tiles": schedule.max_tiles,
+        "longest": schedule.longest,
         "largest_score": 2.0**20 / numbers["c"] if usual else 0.0,
         "score_factor": score_factor,
         "usual": usual,

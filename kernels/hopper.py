@@ -38,12 +38,14 @@ USUAL_CONSTANT = 2.0**-40
 class Widen:
     """One tensor for `make_operands`: ``payload (H, max_tiles, 128 D)`` to ``wide (H, max_tiles, 256 D)``, uint8.
 
-    :param scales: the channel scale tiles that decode the payload; None: its codes as they are.
+    :param scales: channel scale tiles that decode the payload, or None.
+    :param exponents: float32 ``(H, max_tiles, 128)`` that decode it, NaN for a lost token, instead; or None.
     """
 
     payload: Any
     wide: Any
     scales: Any = None
+    exponents: Any = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,7 @@ def make_operands(
                 {
                     "payload": pointer(job.payload),
                     "scales": pointer(job.scales),
+                    "exponents": pointer(job.exponents),
                     "wide": pointer(job.wide),
                     "heads": job.payload.shape[0],
                 }

@@ -1,7 +1,9 @@
 """Attention on Hopper: the backward, from dout and what the forward kept to dQ, dK and dV.
 
-The bits are those of `flamia.reference.attention_backward` under the profile ``hopper``. Nothing waits for the device,
-and every shape follows from the shapes of the arguments.
+The bits are those of `flamia.reference.attention_backward` under the profile ``hopper``: a row pre-pass, a kernel whose
+CTAs own keys (dK, dV) and store each tile of X, and one that multiplies these tiles for dQ, for as many heads at a time
+as a bound of memory allows. Nothing waits for the device, every shape follows from the arguments' shapes and
+``max_seqlen``, and no result depends on the number of CTAs or the order of work.
 """
 
 from __future__ import annotations
@@ -11,12 +13,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from flamia.kernels import structs
+from flamia.kernels.backward_arguments import check_inputs, check_schedule_and_rows
 from flamia.kernels.hopper import HEAD_DIMS, Widen, make_operands
 from flamia.kernels.launch import launch
 from flamia.kernels.quantize import QuantizedInputs, RowPass, row_pass
-from flamia.kernels.registry import HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES
+from flamia.kernels.registry import HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_DQ, HOPPER_BACKWARD_KEYS
 from flamia.kernels.schedule import TICKETS, DeviceSchedule
-from flamia.kernels.tensors import ELEMENTS, TILE, pointer, softmax_constant, tokens_struct
+from flamia.kernels.stored import STORED_BYTES, check_stored_bytes, divide_heads
+from flamia.kernels.tensors import (
+    ELEMENTS,
+    TILE,
+    check_softmax_scale,
+    pointer,
+    softmax_constant,
+    tokens_struct,
+)
 
 CONSUMERS = 256
 """Threads of a CTA that hold accumulators."""
@@ -26,6 +37,13 @@ SCRATCH_WORDS = 64
 
 QUERY_COLUMN_BYTES, KEY_COLUMN_BYTES = 1056, 544
 """Bytes for 64 queries, and for 64 keys: Note [Columns] of ``hopper/backward.cuh``."""
+
+X_BYTES = 2 * TILE * TILE
+"""A stored tile of X: Note [Stored X] of ``hopper/backward_dq.cu``."""
+
+_SCALED = ("payload", "scales")
+READ = {name: ("payload", "exponents") for name in ("q", "k")} | {"v": _SCALED, "v1": _SCALED}
+"""What the kernels read of the quantized inputs."""
 
 USUAL_CONSTANTS = (2.0**-20, 2.0**4)
 """Softmax scales, and the constants made from them, outside of this range make every tile a slow one."""
@@ -42,7 +60,7 @@ class HopperGradients:
 
 @dataclass(frozen=True)
 class WideOperands:
-    """Copies in bfloat16 tiles, uint8 ``(H, max_tiles, 256 D)``: codes of q and k, values of dO'."""
+    """Values in bfloat16 tiles, uint8 ``(H, max_tiles, 256 D)``, of q, k and dO'; zeros for lost tokens."""
 
     q: Any
     k: Any
@@ -57,6 +75,8 @@ def attention_backward(
     inputs: QuantizedInputs,
     schedule: DeviceSchedule,
     softmax_scale: float,
+    *,
+    stored_bytes: int = STORED_BYTES,
 ) -> HopperGradients:
     """Gradients of attention for the recipe MXFP8.
 
@@ -65,27 +85,29 @@ def attention_backward(
     :param inputs: the quantized q, k and v of the forward.
     :param schedule: the forward's, with the backward's items.
     :param softmax_scale: the forward's, finite and >= 0.
+    :param stored_bytes: bound of the memory for tiles of X, two bytes per query, key and head: Note [Bounded X] of
+        `flamia.kernels.stored`. One KV head with its query heads is the least, and is taken even if it does not fit.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch
 
+    check_schedule_and_rows(schedule, out, m, l, HEAD_DIMS, "Hopper")
     dim = out.shape[2]
-    if dim not in HEAD_DIMS:
-        raise ValueError(f"out must have a head_dim of {HEAD_DIMS} on Hopper, got {dim}")
-    if schedule.backward is None:
-        raise ValueError("schedule must have the backward's items: build_schedule(..., backward=True)")
+    softmax_scale = check_softmax_scale(softmax_scale, dim)
+    check_inputs(inputs, schedule, READ, dim, out.device)
+    check_stored_bytes(stored_bytes)
     kv_shape = (out.shape[0], schedule.num_kv_heads, dim)
     dq = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     dk, dv = (torch.empty(kv_shape, dtype=out.dtype, device=out.device) for _ in range(2))
     rows = row_pass(dout, out, l, m, schedule, gradients=(dq, dk, dv))
     wide = widen_operands(inputs, rows, schedule, dim)
     gradients = HopperGradients(dq, dk, dv)
-    launch_backward(inputs, rows, wide, schedule, softmax_scale, gradients)
+    launch_backward(inputs, rows, wide, schedule, softmax_scale, gradients, stored_bytes)
     return gradients
 
 
 def widen_operands(inputs: QuantizedInputs, rows: RowPass, schedule: DeviceSchedule, head_dim: int) -> WideOperands:
-    """The copies that the token contractions read."""
+    """The values that the token contractions multiply."""
     import torch
 
     def wide(payload: Any) -> Any:
@@ -93,9 +115,9 @@ def widen_operands(inputs: QuantizedInputs, rows: RowPass, schedule: DeviceSched
 
     out = WideOperands(wide(inputs.q.payload), wide(inputs.k.payload), wide(rows.dout.payload))
     jobs = [
-        Widen(inputs.q.payload, out.q),
-        Widen(inputs.k.payload, out.k),
-        Widen(rows.dout.payload, out.dout, rows.dout.scales),
+        Widen(inputs.q.payload, out.q, exponents=inputs.q.exponents),
+        Widen(inputs.k.payload, out.k, exponents=inputs.k.exponents),
+        Widen(rows.dout.payload, out.dout, scales=rows.dout.scales),
     ]
     make_operands(jobs, schedule, head_dim)
     return out
@@ -115,30 +137,66 @@ def launch_backward(
     schedule: DeviceSchedule,
     softmax_scale: float,
     out: HopperGradients,
+    stored_bytes: int,
 ) -> None:
-    """The kernels: what they share of each row, dK and dV, then dQ."""
+    """The kernels: what they share of each row; then for each chunk of heads dK and dV, and dQ."""
+    device, dim, kv_heads = out.dq.device, out.dq.shape[2], schedule.num_kv_heads
+    chunks = divide_heads(schedule, stored_bytes, X_BYTES)
+    heads = max(1, chunks.heads)
+    memory = _make_workspace(schedule, dim, heads * chunks.pairs, device)
+    fields = _fields(inputs, rows, wide, schedule, softmax_scale)
+    fields |= {name: pointer(x) for name, x in memory.items()} | {"pairs": chunks.pairs}
+    params = structs.fill(structs.HOPPER_BACKWARD, fields)
+    units = schedule.max_tiles * (schedule.num_q_heads + kv_heads)
+    launch(HOPPER_BACKWARD_COLUMNS.unit(dim=dim), "backward_columns", params, device, at_most=units)
+    element = ELEMENTS[str(out.dq.dtype)]
+    ticket = pointer(schedule.status) + 4 * TICKETS
+    gradients = {"first": tokens_struct(out.dk), "second": tokens_struct(out.dv)}
+    keys = gradients | {"items": pointer(schedule.backward), "ticket": ticket + 8}
+    queries = {"first": tokens_struct(out.dq), "items": pointer(schedule.forward), "ticket": ticket + 16}
+    for first in range(0, kv_heads, heads):
+        chunk = {"first_head": first, "last_head": min(first + heads, kv_heads)}
+        params = structs.fill(structs.HOPPER_BACKWARD, fields | keys | chunk)
+        unit = HOPPER_BACKWARD_KEYS.unit(element=element, dim=dim)
+        launch(unit, "backward_keys", params, device, at_most=schedule.backward.shape[0])
+        params = structs.fill(structs.HOPPER_BACKWARD, fields | queries | chunk)
+        unit = HOPPER_BACKWARD_DQ.unit(element=element, dim=dim)
+        launch(unit, "backward_dq", params, device, at_most=schedule.forward.shape[0])
+
+
+def _make_workspace(schedule: DeviceSchedule, dim: int, pairs: int, device: Any) -> dict[str, Any]:
+    """Memory that lives during the call, by field.
+
+    :param pairs: tiles of X of all query heads that share a KV head.
+    """
     import torch
 
-    device, dim, group = out.dq.device, out.dq.shape[2], schedule.num_q_heads // schedule.num_kv_heads
-    ctas = count_multiprocessors(device)
+    group = schedule.num_q_heads // schedule.num_kv_heads
+    threads = count_multiprocessors(device) * CONSUMERS
 
-    def workspace(words: int) -> Any:
-        return torch.empty(ctas * CONSUMERS * words, dtype=torch.float32, device=device)
+    def room(count: int, dtype: Any) -> Any:
+        return torch.empty(count, dtype=dtype, device=device)
 
-    def columns(heads: int, size: int) -> Any:
-        return torch.empty(heads * schedule.max_tiles * size, dtype=torch.uint8, device=device)
+    return {
+        "q_columns": room(schedule.num_q_heads * schedule.max_tiles * 2 * QUERY_COLUMN_BYTES, torch.uint8),
+        "k_columns": room(schedule.num_kv_heads * schedule.max_tiles * 4 * KEY_COLUMN_BYTES, torch.uint8),
+        "scratch": room(threads * SCRATCH_WORDS, torch.float32),
+        "totals": room(threads * dim, torch.float32) if group > 1 else None,
+        "x": room(pairs * group * X_BYTES, torch.uint8),
+    }
 
-    q_columns = columns(schedule.num_q_heads, 2 * QUERY_COLUMN_BYTES)
-    k_columns = columns(schedule.num_kv_heads, 4 * KEY_COLUMN_BYTES)
-    scratch = workspace(SCRATCH_WORDS)
-    totals = workspace(dim) if group > 1 else None
+
+def _fields(
+    inputs: QuantizedInputs, rows: RowPass, wide: WideOperands, schedule: DeviceSchedule, softmax_scale: float
+) -> dict[str, Any]:
+    """Fields of `structs.HOPPER_BACKWARD` that all kernels share."""
     v1 = inputs.v if inputs.v1 is None else inputs.v1
     c = softmax_constant(softmax_scale)
     low, high = USUAL_CONSTANTS
     usual = low <= c <= high and low <= softmax_scale <= high
     # |w| < 448^2 D 2^(eQ + eK) c < 2^21
-    products = math.ceil(math.log2(448.0**2 * dim))
-    fields = {
+    products = math.ceil(math.log2(448.0**2 * wide.q.shape[2] / (2 * TILE)))
+    return {
         "q": pointer(inputs.q.payload),
         "k": pointer(inputs.k.payload),
         "v": pointer(inputs.v.payload),
@@ -154,41 +212,15 @@ def launch_backward(
         "dout_scales": pointer(rows.dout.scales),
         "delta": pointer(rows.delta),
         "top": pointer(rows.top),
-        "q_columns": pointer(q_columns),
-        "k_columns": pointer(k_columns),
-        "scratch": pointer(scratch),
-        "totals": pointer(totals),
         "tiles": pointer(schedule.tiles),
         "tile_offsets": pointer(schedule.tile_offsets),
         "status": pointer(schedule.status),
         "max_tiles": schedule.max_tiles,
-        "group": group,
+        "longest": schedule.longest,
+        "group": schedule.num_q_heads // schedule.num_kv_heads,
         "kv_heads": schedule.num_kv_heads,
         "causal": schedule.causal,
         "c": c,
         "softmax_scale": softmax_scale,
         "fast_exponent": 21 - products - math.ceil(math.log2(c)) if usual else -math.inf,
     }
-    params = structs.fill(structs.HOPPER_BACKWARD, fields)
-    units = schedule.max_tiles * (schedule.num_q_heads + schedule.num_kv_heads)
-    launch(HOPPER_BACKWARD_COLUMNS.unit(dim=dim), "backward_columns", params, device, at_most=units)
-    element = ELEMENTS[str(out.dq.dtype)]
-    ticket = pointer(schedule.status) + 4 * TICKETS
-    params = structs.fill(
-        structs.HOPPER_BACKWARD,
-        fields
-        | {
-            "first": tokens_struct(out.dk),
-            "second": tokens_struct(out.dv),
-            "items": pointer(schedule.backward),
-            "ticket": ticket + 8,
-        },
-    )
-    unit = HOPPER_BACKWARD_KEYS.unit(element=element, dim=dim)
-    launch(unit, "backward_keys", params, device, at_most=schedule.backward.shape[0])
-    params = structs.fill(
-        structs.HOPPER_BACKWARD,
-        fields | {"first": tokens_struct(out.dq), "items": pointer(schedule.forward), "ticket": ticket + 16},
-    )
-    unit = HOPPER_BACKWARD_QUERIES.unit(element=element, dim=dim)
-    launch(unit, "backward_queries", params, device, at_most=schedule.forward.shape[0])

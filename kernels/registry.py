@@ -290,12 +290,12 @@ HOPPER_BACKWARD_KEYS = Kernel(
     seconds=1.0,
 )
 
-HOPPER_BACKWARD_QUERIES = Kernel(
-    name="hopper_backward_queries",
-    summary="attention backward on Hopper: dQ",
-    source="hopper/backward_queries.cu",
+HOPPER_BACKWARD_DQ = Kernel(
+    name="hopper_backward_dq",
+    summary="attention backward on Hopper: dQ from stored tiles of X",
+    source="hopper/backward_dq.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
-    entries=(Entry("backward_queries", threads=(384,), max_registers=168),),
+    entries=(Entry("backward_dq", threads=(544,), max_registers=120),),
     parameters=(ELEMENT, HOPPER_DIM),
     targets=(SM_90A,),
 )
@@ -348,7 +348,7 @@ BLACKWELL_DQ = Kernel(
 KERNELS = (
     *(SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS),
     *(HOPPER_OPERANDS, HOPPER_PACK, HOPPER_FORWARD),
-    *(HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES),
+    *(HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ),
     BLACKWELL_FORWARD,
     BLACKWELL_BACKWARD,
     BLACKWELL_DQ,

@@ -24,10 +24,14 @@ ERROR, NUM_TILES, NUM_FORWARD, NUM_BACKWARD, NUM_USED, LEGAL = range(6)
 TICKETS = 8
 """First of the entries of `DeviceSchedule.status` that count what a kernel's CTAs have taken: two for each kernel."""
 
+ANY_LENGTH = 2**63 - 1
+"""What the device takes for no bound of a document's length."""
+
 FAULTS = {
     1: "cu_seqlens[0] must be 0",
     2: "cu_seqlens must not decrease",
     4: "cu_seqlens[-1] must be at most the number of packed tokens",
+    8: "no document may be longer than max_seqlen",
 }
 """What each bit of the fault says."""
 
@@ -43,6 +47,7 @@ class DeviceSchedule:
     :param backward: ``(max_items, 4)``: document, KV head, key tile, cost; longest first; None if not asked for.
     :param status: ``(16,)``, see `NUM_TILES` and the others. An illegal ``cu_seqlens`` makes every list empty.
     :param num_tokens: T.
+    :param max_seqlen: tokens that a document has at most; None: T.
     """
 
     cu_seqlens: Any
@@ -55,17 +60,26 @@ class DeviceSchedule:
     num_q_heads: int
     num_kv_heads: int
     causal: bool
+    max_seqlen: int | None = None
 
     @property
     def max_tiles(self) -> int:
         """Tiles that the buffers have room for."""
         return int(self.tiles.shape[0])
 
+    @property
+    def longest(self) -> int:
+        """Tiles that a document has at most."""
+        length = self.num_tokens if self.max_seqlen is None else min(self.num_tokens, self.max_seqlen)
+        return -(-length // TILE)
+
     def assert_legal(self) -> None:
         """Let the next call that waits for the device raise if ``cu_seqlens`` is illegal; one launch, no waiting."""
         import torch
 
         rule = f"cu_seqlens must start at 0, never decrease, and end at or before T = {self.num_tokens}"
+        if self.max_seqlen is not None:
+            rule += f"; max_seqlen must be at least the longest document of cu_seqlens, got {self.max_seqlen}"
         torch._assert_async(self.status[LEGAL], rule)
 
     def check(self) -> None:
@@ -85,13 +99,21 @@ def max_tiles(num_tokens: int, num_documents: int) -> int:
 
 
 def build_schedule(
-    cu_seqlens: Any, num_tokens: int, num_q_heads: int, num_kv_heads: int, causal: bool, backward: bool = True
+    cu_seqlens: Any,
+    num_tokens: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    causal: bool,
+    backward: bool = True,
+    max_seqlen: int | None = None,
 ) -> DeviceSchedule:
     """Build the schedule in one launch.
 
     :param cu_seqlens: int32 or int64 CUDA tensor ``(n + 1,)``.
     :param num_tokens: T, rows of the packed tensors.
     :param backward: whether to make the backward's items too.
+    :param max_seqlen: an upper bound of the documents' lengths, >= 0, checked on the device like ``cu_seqlens``: a
+        backward that stores tiles needs less memory for a pack of short documents, or fewer launches.
     :raises TypeError, ValueError: naming the argument; the content of ``cu_seqlens`` is checked on the device, see
         `DeviceSchedule.check`.
     """
@@ -115,6 +137,10 @@ def build_schedule(
         raise ValueError(
             f"num_q_heads must be a multiple of num_kv_heads, both at least 1, got {num_q_heads} and {num_kv_heads}"
         )
+    if max_seqlen is not None:
+        max_seqlen = _check_count("max_seqlen", max_seqlen)
+        if max_seqlen < 0:
+            raise ValueError(f"max_seqlen must be at least 0, got {max_seqlen}")
     cu_seqlens = cu_seqlens.contiguous()
     documents = cu_seqlens.shape[0] - 1
     tiles = max_tiles(num_tokens, documents)
@@ -140,6 +166,7 @@ def build_schedule(
         num_q_heads=num_q_heads,
         num_kv_heads=num_kv_heads,
         causal=bool(causal),
+        max_seqlen=max_seqlen,
     )
     params = structs.fill(
         structs.SCHEDULE,
@@ -152,6 +179,7 @@ def build_schedule(
             "status": pointer(schedule.status),
             "workspace": pointer(workspace),
             "num_tokens": num_tokens,
+            "max_length": ANY_LENGTH if max_seqlen is None else min(max_seqlen, ANY_LENGTH),
             "workspace_stride": workspace_stride,
             "num_documents": documents,
             "wide": cu_seqlens.dtype == torch.int64,

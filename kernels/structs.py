@@ -43,6 +43,7 @@ SCHEDULE = np.dtype(
         ("status", POINTER),
         ("workspace", POINTER),
         ("num_tokens", STRIDE),
+        ("max_length", STRIDE),
         ("workspace_stride", STRIDE),
         ("num_documents", COUNT),
         ("wide", COUNT),
@@ -69,7 +70,6 @@ JOB = np.dtype(
         ("wide", POINTER),
         ("block_wide", POINTER),
         ("factors", POINTER),
-        ("fold", POINTER),
         ("heads", COUNT),
         ("hadamard", COUNT),
     ],
@@ -146,9 +146,14 @@ DECODE = np.dtype(
 )
 
 WIDEN_JOB = np.dtype(
-    [("payload", POINTER), ("scales", POINTER), ("wide", POINTER), ("heads", COUNT), ("unused", COUNT)], align=True
+    [
+        *((name, POINTER) for name in ("payload", "scales", "exponents", "wide")),
+        ("heads", COUNT),
+        ("unused", COUNT),
+    ],
+    align=True,
 )
-"""One tensor to widen; without scales, its codes."""
+"""One tensor to widen, by its scales or exponents."""
 
 HOPPER_OPERANDS = np.dtype(
     [
@@ -191,7 +196,6 @@ HOPPER_FORWARD = np.dtype(
         ("factors", POINTER),
         ("v", POINTER),
         ("v1", POINTER),
-        ("fold", POINTER),
         ("out", TOKENS),
         ("lse", POINTER),
         ("m", POINTER),
@@ -243,6 +247,8 @@ HOPPER_BACKWARD = np.dtype(
         ("pairs", STRIDE),
         ("first_head", COUNT),
         ("last_head", COUNT),
+        ("longest", COUNT),
+        ("unused", COUNT),
     ],
     align=True,
 )
@@ -278,6 +284,8 @@ BLACKWELL_BACKWARD = np.dtype(
         *((name, COUNT) for name in ("usual", "group", "causal", "element", "num_items", "stage_tiles")),
         ("first_head", COUNT),
         ("last_head", COUNT),
+        ("longest", COUNT),
+        ("unused", COUNT),
     ],
     align=True,
 )

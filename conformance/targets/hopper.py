@@ -17,8 +17,8 @@ from flamia.kernels import hopper, hopper_backward
 from flamia.kernels.quantize import QuantizedInputs
 from flamia.kernels.registry import (
     HOPPER_BACKWARD_COLUMNS,
+    HOPPER_BACKWARD_DQ,
     HOPPER_BACKWARD_KEYS,
-    HOPPER_BACKWARD_QUERIES,
     HOPPER_FORWARD,
     HOPPER_OPERANDS,
     QUANTIZE,
@@ -42,7 +42,7 @@ class HopperTarget(KernelTarget):
     promises = frozenset(PROMISES) - {"consistency"}  # the backward keeps no P
     kernels = (
         *(SCHEDULE, QUANTIZE, ROW_PASS, HOPPER_OPERANDS, HOPPER_FORWARD),
-        *(HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_QUERIES),
+        *(HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ),
     )
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, inputs: Inputs) -> Any:

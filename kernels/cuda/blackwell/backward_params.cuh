@@ -59,6 +59,8 @@ struct BackwardParams {
   int32_t stage_tiles;
   int32_t first_head;  // KV heads of this launch
   int32_t last_head;   // one past the last
+  int32_t longest;     // tiles of a document at most
+  int32_t unused;
 };
 static_assert(sizeof(BackwardParams) == PARAMS_BYTES, "BackwardParams must match structs.BLACKWELL_BACKWARD");
 

@@ -79,7 +79,7 @@ __device__ __forceinline__ Work describe_item(const BackwardParams& p, const int
 
 __device__ __forceinline__ int64_t pair_slot(const BackwardParams& p, const Work& work, int i, int j) {
   const int64_t head = work.head - int64_t(p.first_head) * p.group;
-  return head * p.pairs + pair_of(p.causal, work.base, work.count, work.first + i, j);
+  return head * p.pairs + pair_of(p.causal, p.longest, work.base, work.count, work.first + i, j);
 }
 
 __device__ __forceinline__ void fetch(void* to, const void* from, uint32_t bytes, const uint64_t& barrier) {

@@ -7,10 +7,11 @@
 namespace layout {
 
 // The number of query tile i and key tile j of a document, within a query head. The document's first tile is `base` of
-// the pack, and it has `count`. Documents do not overlap: sums of squares, and of triangles, are below the square, or the
-// triangle, of the sum; so the pairs of a pack number at most max_tiles^2, or max_tiles (max_tiles + 1) / 2 if causal.
-__device__ __forceinline__ int64_t pair_of(bool causal, int64_t base, int64_t count, int64_t i, int64_t j) {
-  return causal ? base * (base + 1) / 2 + i * (i + 1) / 2 + j : base * base + i * count + j;
+// the pack, it has `count` of them, and no document has more than `longest`. A document of n <= longest tiles has n^2 <=
+// n longest pairs, or n (n + 1) / 2 <= n (longest + 1) / 2 if causal: so the pairs of a pack of m tiles have different
+// numbers below m longest, or m (longest + 1) / 2.
+__device__ __forceinline__ int64_t pair_of(bool causal, int64_t longest, int64_t base, int64_t count, int64_t i, int64_t j) {
+  return causal ? base * (longest + 1) / 2 + i * (i + 1) / 2 + j : base * longest + i * count + j;
 }
 
 }  // namespace layout

@@ -4,10 +4,11 @@
 #include "hopper/factors.cuh"
 #include "hopper/ptx.cuh"
 
-// One tensor: from payload tiles to wide tiles.
+// One tensor: from payload tiles to wide tiles of their values, with zeros for a lost token.
 struct WidenJob {
   const uint8_t* payload;  // (heads, max_tiles, 128 D), E4M3
-  const uint8_t* scales;   // (heads, max_tiles, 512), contraction over channels; null: the codes as they are
+  const uint8_t* scales;   // (heads, max_tiles, 512), contraction over channels; or null
+  const float* exponents;  // (heads, max_tiles, 128), without scales
   uint8_t* wide;           // (heads, max_tiles, 256 D)
   int32_t heads;
   int32_t unused;
@@ -48,17 +49,22 @@ __device__ __forceinline__ void widen_tile(const WidenJob& job, int64_t slot) {
   for (int i = 0; i < STEPS; ++i) {
     const int row = first + i * ROWS;
     codes[i] = ptx::ld_global_nc_v4(from + layout::payload_offset<D>(row, 16 * piece));
-    byte[i] = 127;
-    if (job.scales != nullptr) byte[i] = job.scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row, 0)];
+    if (job.scales != nullptr) {
+      byte[i] = job.scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row, 0)];
+    } else {
+      const float e = job.exponents[slot * layout::TILE + row];
+      byte[i] = e == e ? int(e) + 127 : formats::E8M0_NAN;
+    }
   }
 #pragma unroll
   for (int i = 0; i < STEPS; ++i) {
     const int row = first + i * ROWS;
-    const float factor = byte[i] == formats::E8M0_NAN ? 1.0f : formats::decode_e8m0(byte[i]);
+    const bool lost = byte[i] == formats::E8M0_NAN;  // then the codes may be NaN
+    const float factor = formats::decode_e8m0(byte[i]);
     const uint32_t word[4] = {codes[i].x, codes[i].y, codes[i].z, codes[i].w};
     uint32_t pair[8];
 #pragma unroll
-    for (int j = 0; j < 8; ++j) pair[j] = widen_pair(word[j / 2] >> 16 * (j % 2) & 0xFFFF, factor);
+    for (int j = 0; j < 8; ++j) pair[j] = lost ? 0 : widen_pair(word[j / 2] >> 16 * (j % 2) & 0xFFFF, factor);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       ptx::st_global_v4(to + layout::payload_offset<2 * D>(row, 32 * piece + 16 * half),

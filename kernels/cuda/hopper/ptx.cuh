@@ -52,6 +52,17 @@ __device__ __forceinline__ void cp_async_bulk_shared_global(uint32_t shared, con
                : "memory");
 }
 
+// `bytes` (a multiple of 16) from shared to global memory, in the open group of this thread.
+__device__ __forceinline__ void cp_async_bulk_global_shared(void* global, uint32_t shared, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async_bulk_commit_group() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Wait until shared memory has been read by all of this thread's groups; or until they are done.
+__device__ __forceinline__ void cp_async_bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
 // Ordinary writes to shared memory become visible to wgmma and to the copy engine.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
@@ -136,6 +147,14 @@ __device__ __forceinline__ uint4 ld_global_v4(const void* address) {
   return d;
 }
 
+// Four 8x8 matrices of two-byte elements to shared memory. Lane t holds of each row t / 4, columns 2 (t % 4) and the next;
+// and gives the address of row t % 8 of matrix t / 8.
+__device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t* a) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a[0]), "r"(a[1]),
+               "r"(a[2]), "r"(a[3])
+               : "memory");
+}
+
 // ---- wgmma -----------------------------------------------------------------------------------------------------
 
 // Registers and shared memory written before are what the next wgmma sees.
@@ -207,23 +226,23 @@ __device__ __forceinline__ void wgmma_e4m3_rs_64(float (&d)[32], const uint32_t*
       : "memory");
 }
 
-// d += A B, bf16, K = 16; both K-major in shared memory.
-template <int N>
+// d += A B, bf16, K = 16; both in shared memory, K-major, or MN-major if MN_MAJOR is 1.
+template <int N, int MN_MAJOR = 0>
 __device__ __forceinline__ void wgmma_bf16_ss(float (&d)[N / 2], uint64_t a, uint64_t b, int accumulate) {
   static_assert(N == 64 || N == 128, "the wrappers that are needed");
   if constexpr (N == 64) {
     asm volatile(
         "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %34, 0;\n\t"
-        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_D32 "}, %32, %33, p, 1, 1, 0, 0;\n\t}"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" WGMMA_D32 "}, %32, %33, p, 1, 1, %35, %35;\n\t}"
         : WGMMA_O32(d)
-        : "l"(a), "l"(b), "r"(accumulate)
+        : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR)
         : "memory");
   } else {
     asm volatile(
         "{\n\t.reg .pred p;\n\tsetp.ne.b32 p, %66, 0;\n\t"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_D64 "}, %64, %65, p, 1, 1, 0, 0;\n\t}"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" WGMMA_D64 "}, %64, %65, p, 1, 1, %67, %67;\n\t}"
         : WGMMA_O64(d)
-        : "l"(a), "l"(b), "r"(accumulate)
+        : "l"(a), "l"(b), "r"(accumulate), "n"(MN_MAJOR)
         : "memory");
   }
 }

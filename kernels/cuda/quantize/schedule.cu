@@ -18,6 +18,7 @@ struct ScheduleParams {
   int32_t* status;          // see layout::Status
   uint8_t* workspace;       // for CTA 1 and 2, workspace_stride bytes each: unit offsets, then two lists of units
   int64_t num_tokens;
+  int64_t max_length;  // tokens of a document at most
   int64_t workspace_stride;
   int32_t num_documents;
   int32_t wide;
@@ -33,8 +34,9 @@ constexpr int WARPS = THREADS / 32;
 constexpr int DIGIT_BITS = 8;
 constexpr int DIGITS = 1 << DIGIT_BITS;
 
-// Faults of cu_seqlens, in the order in which flamia.reference.documents.validate_cu_seqlens looks for them.
-enum Fault { FIRST_NOT_ZERO = 1, DECREASES = 2, LAST_TOO_LARGE = 4 };
+// Faults of cu_seqlens, in the order in which flamia.reference.documents.validate_cu_seqlens looks for them; and that a
+// document is longer than the caller said.
+enum Fault { FIRST_NOT_ZERO = 1, DECREASES = 2, LAST_TOO_LARGE = 4, TOO_LONG = 8 };
 
 enum Role { TILES = 0, FORWARD = 1, BACKWARD = 2 };
 
@@ -93,6 +95,7 @@ __device__ __forceinline__ uint32_t offset_units(const ScheduleParams& p, int32_
     }
     if (i == 0 && start != 0) faults |= FIRST_NOT_ZERO;
     if (stop < start) faults |= DECREASES;
+    if (stop - start > p.max_length) faults |= TOO_LONG;
     if (i == p.num_documents - 1 && stop > p.num_tokens) faults |= LAST_TOO_LARGE;
     const int64_t per_unit = int64_t(layout::TILE) * tiles_per_unit;
     const uint32_t units = uint32_t((stop - start + per_unit - 1) / per_unit);
@@ -105,9 +108,10 @@ __device__ __forceinline__ uint32_t offset_units(const ScheduleParams& p, int32_
     if (boundary(p, 0) != 0) faults |= FIRST_NOT_ZERO;
     if (boundary(p, 0) > p.num_tokens) faults |= LAST_TOO_LARGE;
   }
-  const int anyone[3] = {__syncthreads_or(faults & FIRST_NOT_ZERO), __syncthreads_or(faults & DECREASES),
-                         __syncthreads_or(faults & LAST_TOO_LARGE)};
-  faults = (anyone[0] ? FIRST_NOT_ZERO : 0) | (anyone[1] ? DECREASES : 0) | (anyone[2] ? LAST_TOO_LARGE : 0);
+  int anyone = 0;
+#pragma unroll
+  for (int fault = FIRST_NOT_ZERO; fault <= TOO_LONG; fault *= 2) anyone |= __syncthreads_or(faults & fault) ? fault : 0;
+  faults = anyone;
   if (faults) running = 0;
   if (threadIdx.x == 0) offsets[p.num_documents] = running;
   __syncthreads();

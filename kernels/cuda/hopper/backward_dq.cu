@@ -1,0 +1,206 @@
+// dQ on Hopper from stored tiles of X: a product of its own.
+//
+// Note [Stored X]
+// ~~~~~~~~~~~~~~~
+// dQ sums over keys what dK sums over queries, so a CTA that owns keys cannot keep it, and the sum is one chain of
+// products in ascending order of keys: partial sums cannot be added later. `backward_keys` therefore stores each X^T that
+// it multiplies, and this kernel multiplies it with the keys. The alternative, a kernel whose CTAs own queries and make
+// S, dP, P and X again, takes longer than writing and reading two bytes per query and key.
+//
+// Pairs of a query tile and a key tile are numbered by layout::pair_of, head after head of the launch. A pair has 32 KB:
+// each half of 64 queries 16 KB; in it a row of 128 bytes for each key, the 64 queries in bfloat16, in the 128-byte
+// swizzle: piece c of row r at 128 r + 16 (c ^ r % 8). A half is thus an MN-major A operand, and 64 keys of it are
+// adjacent. Counted in *blocks* of 64 tokens, what is written is block (query, key) of every pair of blocks that have
+// tokens and, if causal, the key not after the query.
+//
+// A CTA takes an item of the forward's list: two adjacent query tiles of a head, a consumer warpgroup for each of their
+// four blocks, which share the tiles of K: X streams from memory once, and K comes from L2 for every four blocks.
+#include "common/pairs.cuh"
+#include "hopper/backward_rows.cuh"
+
+using namespace backward;
+
+constexpr int BLOCKS = 4;  // of the queries of an item
+constexpr int QUERY_WARPS = 4 * BLOCKS, QUERY_THREADS = 32 * (QUERY_WARPS + 1);
+constexpr int BLOCK_BYTES = STEP * STEP * 2;  // of a block of X
+constexpr int STAGES = D == 128 ? 4 : 5;
+
+struct alignas(1024) Stage {
+  uint8_t x[BLOCKS][BLOCK_BYTES];
+  uint8_t k[STEP_WIDE];
+};
+
+// The item of a stage, as its consumers see it.
+struct Item {
+  int32_t steps;  // blocks of keys that some of the queries see; 0: no more work
+  int32_t first;  // the first of the item's blocks of queries, in the document
+  int32_t head;
+  int32_t start;  // packed index of the first query
+  int32_t rows;   // queries
+};
+
+struct Shared {
+  Stage stage[STAGES];
+  Item items[STAGES];
+  uint64_t full[STAGES], empty[STAGES];
+};
+static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
+extern "C" __constant__ const int backward_dq_shared_bytes = sizeof(Shared);
+
+// How many blocks of keys the queries of a block see, given how many the document has.
+__device__ __forceinline__ int count_seen(bool causal, int block, int blocks) {
+  return block >= blocks ? 0 : causal ? block + 1 : blocks;
+}
+
+// ---- fetching --------------------------------------------------------------------------------------------------
+
+// One warp. The next item is looked up while the copies of this one are started.
+__device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
+  const int lane = threadIdx.x % 32;
+  const bool causal = p.causal;
+  const int items = p.status[layout::NUM_FORWARD];
+  Ring<STAGES> ring;
+  const auto take = [&]() {
+    int ticket = 0;
+    if (lane == 0) ticket = atomicAdd(p.ticket, 1);
+    return ticket;
+  };
+  const auto find = [&](int ticket) {
+    ticket = ptx::shfl_idx(ticket, 0);
+    return ticket < items ? p.items[ticket] : make_int4(0, -1, 0, 0);
+  };
+  int4 next = find(take());
+  int ticket = take();
+#pragma unroll 1
+  while (true) {
+    const int4 found = next;
+    const bool valid = found.y >= 0;
+    if (valid) {
+      next = find(ticket);
+      ticket = take();
+    }
+    const int kv_head = found.y / p.group;
+    if (valid && (kv_head < p.first_head || kv_head >= p.last_head)) continue;
+
+    Item item{};
+    int base = 0, count = 0, blocks = 0;
+    if (valid) {
+      base = p.tile_offsets[found.x], count = p.tile_offsets[found.x + 1] - base;
+      const layout::Tile tile = p.tiles[base + found.z];
+      const int last = p.tiles[base + count - 1].rows;
+      blocks = 2 * count - (last <= STEP);
+      item.first = 2 * found.z;
+      item.steps = causal ? min(item.first + BLOCKS, blocks) : blocks;
+      item.head = found.y;
+      item.start = tile.start;
+      item.rows = found.z + 1 < count ? TILE + (found.z + 2 < count ? TILE : last) : tile.rows;
+    }
+    const uint8_t* const x = p.x + (found.y - p.first_head * p.group) * p.pairs * 4 * BLOCK_BYTES;
+    const uint8_t* const k = p.k_wide + (kv_head * p.max_tiles + base) * 2 * TILE_BYTES;
+#pragma unroll 1
+    for (int step = 0; step < max(item.steps, 1); ++step) {
+      wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
+      if (lane == 0) {
+        Stage& stage = s.stage[ring.stage];
+        const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
+        s.items[ring.stage] = item;
+        int needed = 0;
+#pragma unroll
+        for (int b = 0; b < BLOCKS; ++b) needed += step < count_seen(causal, item.first + b, blocks);
+        ptx::mbarrier_arrive_expect_tx(barrier, needed * BLOCK_BYTES + (valid ? STEP_WIDE : 0));
+        if (valid) {
+          copy_step_wide(ptx::shared_address(stage.k), k + step / 2 * (2 * TILE_BYTES), step % 2, barrier);
+#pragma unroll
+          for (int b = 0; b < BLOCKS; ++b) {
+            const int block = item.first + b;
+            if (step >= count_seen(causal, block, blocks)) continue;
+            const int64_t pair = layout::pair_of(causal, p.longest, base, count, block / 2, step / 2);
+            ptx::cp_async_bulk_shared_global(ptx::shared_address(stage.x[b]),
+                                             x + (4 * pair + 2 * (block % 2) + step % 2) * BLOCK_BYTES, BLOCK_BYTES, barrier);
+          }
+        }
+      }
+      ring.advance();
+    }
+    if (!valid) break;
+  }
+  if (lane == 0 && atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
+}
+
+// ---- consuming -------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
+  const int warp = uniform(threadIdx.x / 32), block = warp / 4, lane = threadIdx.x % 32;
+  const uint64_t a = describe_mn_major(ptx::shared_address(s.stage[0].x[block]), 0);
+  const uint64_t b = describe_mn_major(ptx::shared_address(s.stage[0].k), STEP_PANEL);
+  Ring<STAGES> ring;
+  float dq[D / 2];
+  const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
+  const auto release = [&](int stage) {
+    ptx::bar_warp_sync();
+    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
+  };
+#pragma unroll 1
+  while (true) {
+    wait_full();
+    const Item item = s.items[ring.stage];
+    const int steps = uniform(item.steps);
+    if (steps == 0) return;
+    const int blocks = item.first + (item.rows + STEP - 1) / STEP;  // no block of queries after the item's matters here
+    const int seen = uniform(item.first + block >= blocks ? 0 : p.causal ? item.first + block + 1 : steps);
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) {
+      dq[i] = 0.0f;
+      ptx::keep(dq[i]);  // zeros before the first wgmma, and not where the loop begins
+    }
+    int before = -1;  // the stage that is free once the product before is done
+#pragma unroll 1
+    for (int step = 0; step < seen; ++step) {
+      wait_full();
+      const uint32_t distance = ring.stage * (sizeof(Stage) / 16);
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < STEP / 16; ++k) {
+        ptx::wgmma_bf16_ss<D, 1>(dq, a + distance + k * MN_STEP, b + distance + k * MN_STEP, 1);
+      }
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<1>();
+      if (before >= 0) release(before);
+      before = ring.stage;
+      ring.advance();
+    }
+    ptx::wgmma_wait_group<0>();
+    if (before >= 0) release(before);
+#pragma unroll 1
+    for (int step = seen; step < steps; ++step) {  // of the others
+      wait_full();
+      release(ring.stage);
+      ring.advance();
+    }
+    if (seen == 0) continue;
+#pragma unroll
+    for (int i = 0; i < D / 2; ++i) {
+      ptx::keep(dq[i]);
+      dq[i] = __fmul_rn(p.softmax_scale, dq[i]);
+    }
+    store_rows(dq, p.first, item.head, item.start, 16 * warp + lane / 4, item.rows);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) backward_dq(const __grid_constant__ BackwardParams p) {
+  extern __shared__ __align__(1024) uint8_t raw[];
+  Shared& s = *reinterpret_cast<Shared*>(raw);
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < STAGES; ++i) {
+      ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&s.empty[i]), QUERY_WARPS);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (uniform(threadIdx.x / 32) < QUERY_WARPS) {
+    consume(p, s);
+  } else {
+    fetch(p, s);
+  }
+}
