@@ -35,7 +35,7 @@ CONSUMERS = 256
 SCRATCH_WORDS = 64
 """Words of scratch memory per consumer thread, for slow tiles."""
 
-QUERY_COLUMN_BYTES, KEY_COLUMN_BYTES = 1056, 544
+QUERY_COLUMN_BYTES, KEY_COLUMN_BYTES = 784, 528
 """Bytes for 64 queries, and for 64 keys: Note [Columns] of ``hopper/backward.cuh``."""
 
 X_BYTES = 2 * TILE * TILE

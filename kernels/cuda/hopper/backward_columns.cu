@@ -1,35 +1,27 @@
-// What the steps of the backward need of their columns: Note [Columns]. A thread for each token of a tile.
+// What the steps of the backward need of their rows and columns: Note [Columns]. A thread for each token of a tile.
 #include "hopper/backward.cuh"
 
 using namespace backward;
 
-// Four numbers of each pair of columns: put two of them.
-__device__ __forceinline__ void put(float4* pairs, int column, float first, float second) {
-  float* const to = reinterpret_cast<float*>(pairs + column / 2) + column % 2;
-  to[0] = first;
-  to[2] = second;
-}
-
-__device__ __forceinline__ void summarize(Summary& to, int block, bool usual, bool tiny, float exponent, float factor) {
-  const uint32_t flags = (ptx::vote_any(!usual) ? SLOW : 0) | (ptx::vote_any(tiny) ? TINY : 0);
-  const uint32_t largest = ptx::redux_max_u32(uint32_t(int(fmaxf(exponent, -127.0f)) + 127));
-  if (threadIdx.x % 32 == 0) {
-    to.flags[block] = flags;
-    to.largest[block] = float(int(largest) - 127);
-    to.factor[block] = factor;
-    to.unused[block] = 0.0f;
-  }
-}
+// Flags of a block of 32 tokens, a warp's.
+__device__ __forceinline__ uint32_t flags_of(bool usual) { return ptx::vote_any(!usual) ? SLOW : 0; }
 
 __device__ __forceinline__ void write_query(const BackwardParams& p, int64_t slot, int row) {
   QueryColumns& to = *reinterpret_cast<QueryColumns*>(p.q_columns + (2 * slot + row / STEP) * sizeof(QueryColumns));
-  const float e = p.q_exponents[slot * TILE + row], top = p.top[slot * TILE + row];
+  const float e = p.q_exponents[slot * TILE + row], top = p.top[slot * TILE + row], delta = p.delta[slot * TILE + row];
   const uint32_t byte = p.dout_scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row / 32 * 32, 0)];
-  const float of_query = exp2_scale(e);
-  put(to.score, row % STEP, __fsub_rn(EXPONENT_ORIGIN, top), __fmul_rn(p.c, of_query));
-  put(to.gradient, row % STEP, -p.delta[slot * TILE + row], __fmul_rn(p.softmax_scale, of_query));
-  const bool usual = check_exponent(e) && check_top(top) && check_dout(byte);
-  summarize(to.summary, row / 32 % 2, usual, byte == 0 && top != infinity(), e, formats::decode_e8m0(byte));
+  const bool active = top != infinity();
+  float* const score = reinterpret_cast<float*>(to.score + row % STEP / 2) + row % 2;
+  score[0] = __fmul_rn(__fmul_rn(p.c, exp2_scale(e)), hopper::UNIT);
+  score[2] = hopper::bits_addend(top);
+  reinterpret_cast<float*>(to.delta)[row % STEP] = -delta;
+  // Without an active row, dO of the block is zero, and its byte does not matter.
+  const bool usual = check_exponent(e) && (!active || (check_row(top, delta) && check_dout(byte)));
+  const uint32_t flags = flags_of(usual && p.fast_exponent > -infinity());
+  if (row % 32 == 0) {
+    to.factor[row / 32 % 2] = formats::decode_e8m0(byte);
+    to.flags[row / 32 % 2] = flags;
+  }
 }
 
 __device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot, int row, int rows) {
@@ -41,8 +33,12 @@ __device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot,
     // V1 has a scale per token, V one per block; past the document the block's stands for what is zero anyway.
     const uint8_t* const bytes = (diagonal ? p.v1_scales : p.v_scales) + slot * layout::SCALE_TILE_BYTES;
     const uint32_t byte = bytes[layout::scale_offset(diagonal ? row : row / 32 * 32, 0)];
-    put(to.score, row % STEP, exp2_scale(e), decode_scale(byte));
-    summarize(to.summary, row / 32 % 2, check_exponent(e) && check_v(byte), byte == 0 && row < rows, e, decode_scale(byte));
+    to.factors[row % STEP] = make_float2(exp2_scale(e), decode_scale(byte));
+    const uint32_t flags = flags_of(check_exponent(e) && (check_v(byte) || row >= rows));
+    if (row % 32 == 0) {
+      to.flags[row / 32 % 2] = flags;
+      to.unused[row / 32 % 2] = 0;  // it is copied
+    }
   }
 }
 

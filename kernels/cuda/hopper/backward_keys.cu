@@ -1,16 +1,17 @@
-// dK and dV: Note [Two owners]. A CTA owns 128 keys of one KV head and walks the query tiles that see them, head after
-// head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and X^T
-// are A operands as they come; a consumer warpgroup has 64 of the keys.
+// dK and dV, and X for dQ: Note [Two products]. A CTA owns 128 keys of one KV head and walks the query tiles that see them,
+// head after head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T
+// and X^T are A operands as they come; a consumer warpgroup has 64 of the keys.
 //
-// dP^T is under way while the second half of P^T is made, dV and S^T of the next step while X^T is rounded, dK while that
-// S^T is scaled; the two warpgroups run freely and fill each other's gaps. Where the products are issued was measured: dV
-// under X^T, or dP^T earlier, is slower.
+// dP^T is under way while the second half of P^T is made, dV and S^T of the next step under X^T, dK under the first half of
+// the next P^T; the two warpgroups run freely and fill each other's gaps.
+#include "common/pairs.cuh"
 #include "hopper/backward_rows.cuh"
 #include "hopper/backward_slow.cuh"
 
 using namespace backward;
 
 constexpr int STAGES = 3;
+constexpr int AT_ONCE = 2;  // blocks of 8 queries whose exponentials are computed side by side
 constexpr int STAGE_BYTES = 2 * STEP_BYTES + 2 * STEP_WIDE;
 
 struct alignas(1024) Operands {
@@ -30,12 +31,16 @@ struct Owner {
   Record record;
 };
 
+constexpr int PIECE_BYTES = 16 * STEP * 2;                     // of X: 16 keys
+constexpr int HALF_BYTES = TILE / 16 * PIECE_BYTES;            // 64 queries
+constexpr int64_t PAIR_BYTES = 2 * HALF_BYTES;
+
 struct Shared {
   Operands operands;
+  uint8_t x[CONSUMERS / 32][PIECE_BYTES];  // on its way to global memory
   QueryColumns columns[STAGES];
   Owner owner[2];
   Step steps[STAGES];
-  Exchange exchange;
   uint64_t full[STAGES], empty[STAGES];
   uint64_t keys_full, keys_empty;
   uint64_t owner_full[2], owner_empty[2];
@@ -72,12 +77,11 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
     int item = 0;
     if (lane == 0) item = atomicAdd(p.ticket, 1);
     item = ptx::shfl_idx(item, 0);
-    Owner& owner = s.owner[owners.stage];
-    wait(ptx::shared_address(&s.owner_empty[owners.stage]), owners.phase ^ 1);
     Record r{};
     r.valid = item < p.status[layout::NUM_BACKWARD];
     if (r.valid) {
       const int4 found = p.items[item];
+      if (found.y < p.first_head || found.y >= p.last_head) continue;
       r.head = found.y, r.tile = found.z;
       r.first = p.tile_offsets[found.x], r.count = p.tile_offsets[found.x + 1] - r.first;
       const layout::Tile tile = p.tiles[r.first + r.tile];
@@ -85,6 +89,8 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       r.last = p.tiles[r.first + r.count - 1].rows;
     }
     const int64_t k_slot = r.head * p.max_tiles + r.first + r.tile;
+    Owner& owner = s.owner[owners.stage];
+    wait(ptx::shared_address(&s.owner_empty[owners.stage]), owners.phase ^ 1);
     if (lane == 0) {
       const uint32_t barrier = ptx::shared_address(&s.owner_full[owners.stage]);
       owner.record = r;
@@ -126,7 +132,9 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
           Operands::Stage& stage = s.operands.stage[ring.stage];
           QueryColumns& columns = s.columns[ring.stage];
           const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
-          s.steps[ring.stage] = {now.tile, now.half, (diagonal ? DIAGONAL : 0u) | (more ? 0u : ENDS)};
+          const int64_t pair = layout::pair_of(causal, p.longest, r.first, r.count, now.tile, r.tile);
+          uint8_t* const x = p.x + ((int64_t(r.head - p.first_head) * p.group + g) * p.pairs + pair) * PAIR_BYTES;
+          s.steps[ring.stage] = {x + now.half * HALF_BYTES, now.tile, now.half, (diagonal ? DIAGONAL : 0u) | (more ? 0u : ENDS)};
           ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + sizeof(QueryColumns));
           copy_step(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, now.half, barrier);
           ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
@@ -168,92 +176,56 @@ struct Limits {
   __device__ __forceinline__ bool operator()(int i) const { return limit[i / 2 % 2] > 8 * (i / 4) + i % 2; }
 };
 
-// S^T times the keys' factors in place, of one tile of 32 queries; the largest t of the thread's entries, rounded up, or 0.
-template <int TILE_OF_STEP>
-__device__ __forceinline__ float scale_scores(float (&x)[32], const float4* score, float k0, float k1) {
-  float top = 0.0f;
+// P^T of the queries of one block of 32, packed, from accumulators of S^T. k0 and k1: 2^eK of the thread's keys.
+template <int BLOCK>
+__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], const float (&x)[32], const float4* score, float k0, float k1) {
 #pragma unroll
-  for (int n = 4 * TILE_OF_STEP; n < 4 * TILE_OF_STEP + 4; ++n) {
-    const float4 c = score[4 * n];
+  for (int n = 4 * BLOCK; n < 4 * BLOCK + 4; n += AT_ONCE) {
+    constexpr int N = 4 * AT_ONCE;
+    float s[N], c[N], k[N];
+    uint32_t bits[N];
 #pragma unroll
-    for (int i = 4 * n; i < 4 * n + 4; ++i) x[i] = __fmul_rn(x[i], i % 4 < 2 ? k0 : k1);
-    const float low = __fmaf_ru(fmaxf(x[4 * n], x[4 * n + 2]), c.z, c.x);
-    const float high = __fmaf_ru(fmaxf(x[4 * n + 1], x[4 * n + 3]), c.w, c.y);
-    top = fmaxf(top, fmaxf(low, high));
+    for (int i = 0; i < N; ++i) {
+      const float4 of = score[4 * (n + i / 4)];
+      s[i] = __fmul_rn(x[4 * n + i], i % 4 < 2 ? k0 : k1);
+      c[i] = i % 2 == 0 ? of.x : of.y;
+      k[i] = i % 2 == 0 ? of.z : of.w;
+    }
+    exp2_bits<F>(bits, s, c, k);
+#pragma unroll
+    for (int i = 0; i < N; i += 2) a[2 * n + i / 2] = pair_numbers<F>(bits[i], bits[i + 1]);
   }
-  return top;
 }
 
-// P^T from scaled scores of one tile: packed, and in place.
-template <int TILE_OF_STEP>
-__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], float (&x)[32], const float4* score, uint32_t top) {
-  const int shift = 8 - int(top);
-  const uint32_t scale = scale_of_codes(top);
+// X^T of all queries, packed, from P^T and accumulators of dP^T. v0 and v1: 2^e of V of the thread's keys.
+__device__ __forceinline__ void fast_gradients(uint32_t (&x)[16], const uint32_t (&a)[16], const float (&dp)[32], const float2* delta,
+                                               const float (&of_dout)[2], float v0, float v1) {
 #pragma unroll
-  for (int n = 4 * TILE_OF_STEP; n < 4 * TILE_OF_STEP + 4; ++n) {
-    const float4 c = score[4 * n];
+  for (int n = 0; n < 8; ++n) {
+    const float2 minus = delta[4 * n];
 #pragma unroll
-    for (int i = 4 * n; i < 4 * n + 4; i += 2) {
-      const float low = probability(x[i], c.z, c.x, shift), high = probability(x[i + 1], c.w, c.y, shift);
-      a[i / 2] = pack_codes(low, high, scale);
-      x[i] = unpack(a, i);
-      x[i + 1] = unpack(a, i + 1);
+    for (int h = 0; h < 2; ++h) {
+      const float f = __fmul_rn(h == 0 ? v0 : v1, of_dout[n / 4]);
+      const int i = 4 * n + 2 * h;
+      const float low = __fmul_rn(unpack(a, i), __fmaf_rn(dp[i], f, minus.x));
+      const float high = __fmul_rn(unpack(a, i + 1), __fmaf_rn(dp[i + 1], f, minus.y));
+      x[i / 2] = round_pair(low, high);
     }
   }
 }
 
-// X^T from P^T in the place of dP^T, of one tile, not yet rounded; the largest magnitude of the thread's entries. k0
-// and k1: 2^eK of the rows, v0 and v1: 2^e of V.
-template <int TILE_OF_STEP>
-__device__ __forceinline__ float fast_gradients(const float (&x)[32], float (&dp)[32], const float4* gradient, float of_dout,
-                                                float k0, float k1, float v0, float v1) {
-  const float f0 = __fmul_rn(v0, of_dout), f1 = __fmul_rn(v1, of_dout);
-  float amax = 0.0f;
-#pragma unroll
-  for (int n = 4 * TILE_OF_STEP; n < 4 * TILE_OF_STEP + 4; ++n) {
-    const float4 c = gradient[4 * n];
-#pragma unroll
-    for (int i = 4 * n; i < 4 * n + 4; ++i) {
-      const float d = __fmaf_rn(dp[i], i % 4 < 2 ? f0 : f1, i % 2 == 0 ? c.x : c.y);
-      dp[i] = __fmul_rn(__fmul_rn(__fmul_rn(x[i], d), i % 2 == 0 ? c.z : c.w), i % 4 < 2 ? k0 : k1);
-      amax = fmaxf(amax, fabsf(dp[i]));
-    }
-  }
-  return amax;
-}
-
-// -inf in hidden scores.
 __device__ __forceinline__ void hide_scores(float (&x)[32], const Limits& limits) {
 #pragma unroll
-  for (int i = 0; i < 32; ++i) x[i] = limits(i) ? -infinity() : x[i];
-}
-
-// Zeros in hidden gradients of one tile; the largest magnitude of the others.
-template <int TILE_OF_STEP>
-__device__ __forceinline__ float hide_gradients(float (&x)[32], const Limits& limits) {
-  float largest = 0.0f;
-#pragma unroll
-  for (int i = 16 * TILE_OF_STEP; i < 16 * TILE_OF_STEP + 16; ++i) {
-    x[i] = limits(i) ? 0.0f : x[i];
-    largest = fmaxf(largest, fabsf(x[i]));
-  }
-  return largest;
-}
-
-template <int TILE_OF_STEP>
-__device__ __forceinline__ void round_gradients(float (&x)[32], uint32_t amax) {
-  const float least = least_gradient(amax);
-#pragma unroll
-  for (int i = 16 * TILE_OF_STEP; i < 16 * TILE_OF_STEP + 16; ++i) x[i] = round_scaled(x[i], least);
+  for (int i = 0; i < 32; ++i) x[i] = limits(i) ? HIDDEN_SCORE : x[i];
 }
 
 // ---- consuming -------------------------------------------------------------------------------------------------
 
-// dK or dV of one query head: undo `factor` on the rows, add the heads before, and store after the last one.
-__device__ __forceinline__ void finish(const BackwardParams& p, float (&x)[D / 2], float factor0, float factor1, int g,
-                                       int part, const Tokens& out, const Record& r, int row) {
+// dK or dV of one query head, times `factor`: add the heads before, and store after the last one.
+__device__ __forceinline__ void finish(const BackwardParams& p, float (&x)[D / 2], float factor, int g, int part,
+                                       const Tokens& out, const Record& r, int row) {
 #pragma unroll
-  for (int i = 0; i < D / 2; ++i) x[i] = __fmul_rn(x[i], i % 4 < 2 ? factor0 : factor1);
+  for (int i = 0; i < D / 2; ++i) x[i] = __fmul_rn(factor, x[i]);
   if (p.group > 1) {
     float* const total = p.totals + ((int64_t(blockIdx.x) * 2 + part) * CONSUMERS * (D / 2) + 4 * ptx::thread_index());
     if (g > 0) add_rows(x, total);
@@ -274,9 +246,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   const int warp = uniform(threadIdx.x / 32), group = warp / 4;
   uint32_t lane = threadIdx.x % 32;
   Ring<STAGES> ring;
-  uint32_t phases = 0;  // bit 0 of the exchange of E, bit 1 of that of amax
   float x[32], dp[32], dk[D / 2], dv[D / 2];
-  uint32_t a[16];
+  uint32_t a[16], b[16];  // P^T, X^T
 
   const uint32_t k = ptx::shared_address(s.operands.k) + group * STEP_BYTES;
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
@@ -300,7 +271,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   };
   const auto multiply_x = [&](int stage) {
     ptx::wgmma_fence();
-    multiply_tokens(dk, a, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
+    multiply_tokens(dk, b, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
   const auto release = [&](int stage) {
@@ -308,14 +279,33 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
   };
 
+  // X^T to where the step says.
+  const uint32_t piece = ptx::shared_address(s.x[warp]);
+  const auto store_x = [&](const uint32_t(&x)[16], int stage) {
+    const uint32_t t = ptx::thread_index() % 32;
+    uint8_t* const to = s.steps[stage].x + warp * PIECE_BYTES;
+    ptx::cp_async_bulk_wait_read();
+    ptx::bar_warp_sync();
+    const uint32_t row = piece + 128 * (t % 16), first = 16 * (t / 16 ^ t % 8);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) ptx::stmatrix_x4(row + (first ^ 32 * i), x + 4 * i);
+    ptx::fence_proxy_async();
+    ptx::bar_warp_sync();
+    if (t == 0) ptx::cp_async_bulk_global_shared(to, piece, PIECE_BYTES);
+    ptx::cp_async_bulk_commit_group();
+  };
+
 #pragma unroll 1
   for (uint32_t n = 0;; ++n) {
     wait(ptx::shared_address(&s.owner_full[n % 2]), n / 2 % 2);
     const Owner& owner = s.owner[n % 2];
-    if (!uniform(owner.record.valid)) return;
-    RowFlags rows(p, owner.keys[group][0].summary);
-    rows.flags |= owner.keys[group][1].summary.flags[0] | owner.keys[group][1].summary.flags[1];  // of V1
-    const auto know = [&](int stage) { return flags_of(rows, s.columns[stage].summary, s.steps[stage]); };
+    if (!uniform(owner.record.valid)) break;
+    const KeyColumns(&keys)[2] = owner.keys[group];
+    const uint32_t of_keys = uniform(keys[0].flags[0] | keys[0].flags[1]), of_v1 = uniform(keys[1].flags[0] | keys[1].flags[1]);
+    const auto know = [&](int stage) {
+      const uint32_t bits = s.steps[stage].bits;
+      return uniform(s.columns[stage].flags[0] | s.columns[stage].flags[1] | bits) | of_keys | (bits & DIAGONAL ? of_v1 : 0);
+    };
     wait(ptx::shared_address(&s.keys_full), n % 2);
 #pragma unroll 1
     for (int g = 0; g < p.group; ++g) {
@@ -337,94 +327,75 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
         wait_full();
         uint32_t now = know(ring.stage);
         multiply_scores(ring.stage);
+        ptx::wgmma_wait_group<0>();
+        keep_all(x);
 #pragma unroll 1
         while (true) {
           const int stage = ring.stage;
           const QueryColumns& columns = s.columns[stage];
           const Hidden hidden{(now & DIAGONAL) != 0, int(uniform(owner.record.rows))};
-          const bool masked = hidden.diagonal || (!p.causal && hidden.rows < TILE);
+          const uint32_t phase = ring.phase;
           ring.advance();
-          const int next = now & ENDS ? stage : int(ring.stage);  // S of the last step is made twice: no branch has one
-          bool summed = false, done = false;  // dV; all
-          uint32_t then = now;
+          // S of the last step is made twice: no branch has a product, or a wait for operands.
+          const int next = now & ENDS ? stage : int(ring.stage);
+          const auto wait_next = [&]() {
+            wait_in_place(ptx::shared_address(&s.full[next]), now & ENDS ? phase : ring.phase);
+          };
+          uint32_t then;
 
-          ptx::wgmma_wait_group<0>();
-          keep_all(x);
-          keep_all(a);
-          if (started) release(stage == 0 ? STAGES - 1 : stage - 1);  // dK of the step before is done
-          started = true;
+          const auto finish_step = [&]() {  // dK of the step before is done
+            ptx::wgmma_wait_group<0>();
+            keep_all(b);
+            if (started) release(stage == 0 ? STAGES - 1 : stage - 1);
+            started = true;
+          };
           if (!(now & SLOW)) {
             // ---- P^T -------------------------------------------------------------------------------------------
             ptx::keep(lane);
             const float4* const score = columns.score + lane % 4;
-            if (masked) hide_scores(x, Limits(hidden, At::of_thread(s.steps[stage].half)));
-            const int key = warp % 4 * 16 + lane / 4;  // the thread's other one is 8 further
-            const float* const at_key =
-                reinterpret_cast<const float*>(owner.keys[group][hidden.diagonal].score + key / 2) + key % 2;
-            const float k0 = at_key[0], k1 = at_key[16];
-            s.exchange.send(E_FIRST, warp, __float_as_uint(scale_scores<0>(x, score, k0, k1)));
-            s.exchange.send(E_SECOND, warp, __float_as_uint(scale_scores<1>(x, score, k0, k1)));
-            const uint2 first = s.exchange.receive(E_FIRST, warp, phases & 1);
-            fast_probabilities<0>(a, x, score, known_top(first.x));
-            const uint2 second = s.exchange.receive(E_SECOND, warp, phases & 1);
-            multiply_values(stage, hidden.diagonal);
-            fast_probabilities<1>(a, x, score, known_top(second.x));
-            phases ^= 1;
-            ptx::wgmma_wait_group<0>();
-            keep_all(dp);
-            if (!uniform(is_low(first, second))) {
-              // ---- X^T -----------------------------------------------------------------------------------------
-              ptx::keep(lane);
-              const float4* const gradient = columns.gradient + lane % 4;
-              const float v0 = at_key[2], v1 = at_key[18];
-              float largest = fast_gradients<0>(x, dp, gradient, columns.summary.factor[0], k0, k1, v0, v1);
-              if (masked) largest = hide_gradients<0>(dp, Limits(hidden, At::of_thread(s.steps[stage].half)));
-              s.exchange.send(AMAX_FIRST, warp, __float_as_uint(largest));
-              largest = fast_gradients<1>(x, dp, gradient, columns.summary.factor[1], k0, k1, v0, v1);
-              if (masked) largest = hide_gradients<1>(dp, Limits(hidden, At::of_thread(s.steps[stage].half)));
-              s.exchange.send(AMAX_SECOND, warp, __float_as_uint(largest));
-              if (!(now & ENDS)) wait_full();
-              multiply_p(stage);
-              summed = true;
-              multiply_scores(next);
-              then = know(next);
-              const uint2 amax0 = s.exchange.receive(AMAX_FIRST, warp, phases >> 1);
-              round_gradients<0>(dp, amax0.x);
-              const uint2 amax1 = s.exchange.receive(AMAX_SECOND, warp, phases >> 1);
-              round_gradients<1>(dp, amax1.x);
-              phases ^= 2;
-              if (!uniform(is_unusual(amax0, amax1, now & TINY))) {
-                ptx::wgmma_wait_group<1>();
-                keep_all(a);
-                done = true;
-              }
+            if (hidden.diagonal || (!p.causal && hidden.rows < TILE)) {
+              hide_scores(x, Limits(hidden, At::of_thread(s.steps[stage].half)));
             }
-          }
-          if (!done) {
+            const float2* const of_key = keys[hidden.diagonal].factors + warp % 4 * 16 + lane / 4;
+            const float2 f0 = of_key[0], f1 = of_key[8];
+            fast_probabilities<0>(a, x, score, f0.x, f1.x);
+            finish_step();
+            multiply_values(stage, hidden.diagonal);
+            fast_probabilities<1>(a, x, score, f0.x, f1.x);
+            uint32_t held[16];
+            copy_all(held, a);
+            wait_next();
+            multiply_p(stage);
+            multiply_scores(next);
+            then = know(next);
+            // ---- X^T -------------------------------------------------------------------------------------------
+            ptx::wgmma_wait_group<2>();
+            keep_all(dp);
+            fast_gradients(b, held, dp, columns.delta + lane % 4, columns.factor, f0.y, f1.y);
+          } else {
+            finish_step();
+            multiply_values(stage, hidden.diagonal);
             ptx::wgmma_wait_group<0>();
-            multiply_scores(stage);
-            multiply_values(stage, now & DIAGONAL);
-            ptx::wgmma_wait_group<0>();
-            keep_all(x);
             keep_all(dp);
             const Record& r = owner.record;
             const int64_t q_head = int64_t(r.head) * p.group + g;
             const Meeting m{q_head * p.max_tiles + r.first + s.steps[stage].tile,
                             r.head * p.max_tiles + r.first + r.tile, hidden};
-            slow_probabilities(x, p, m, s.exchange, At::of_thread(s.steps[stage].half));
-            pack(a, x);
-            if (!summed) {
-              multiply_p(stage);
-              ptx::wgmma_wait_group<0>();
-              keep_all(a);
-            }
-            slow_gradients(dp, p, m, s.exchange, At::of_thread(s.steps[stage].half));
-            if (!(now & ENDS)) wait_full();
-            then = know(next);
+            slow_step(a, b, x, dp, p, m, At::of_thread(s.steps[stage].half));
+            wait_next();
+            multiply_p(stage);
+            ptx::wgmma_wait_group<0>();
+            keep_all(a);
             multiply_scores(next);
+            then = know(next);
           }
-          pack(a, dp);
+          uint32_t held[16];
+          copy_all(held, b);
           multiply_x(stage);
+          ptx::wgmma_wait_group<1>();  // S of the next step; here, not there: else the assembler serializes all products
+          keep_all(x);
+          keep_all(a);
+          store_x(held, stage);
           if (now & ENDS) break;
           now = then;
         }
@@ -440,14 +411,14 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       if (any) {
         const Record& r = owner.record;
         const int row = At::of_thread(0).row;
-        const float* const exponent = p.k_exponents + (r.head * p.max_tiles + r.first + r.tile) * TILE + row;
-        finish(p, dk, exp2_scale(-exponent[0]), exp2_scale(-exponent[8]), g, 0, p.first, r, row);
-        finish(p, dv, 1.0f, 1.0f, g, 1, p.second, r, row);
+        finish(p, dk, p.softmax_scale, g, 0, p.first, r, row);
+        finish(p, dv, 1.0f, g, 1, p.second, r, row);
       }
     }
     ptx::bar_warp_sync();
     if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[n % 2]));
   }
+  ptx::cp_async_bulk_wait();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __grid_constant__ BackwardParams p) {
@@ -464,7 +435,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
       ptx::mbarrier_init(ptx::shared_address(&s.owner_full[i]), 1);
       ptx::mbarrier_init(ptx::shared_address(&s.owner_empty[i]), CONSUMERS / 32);
     }
-    s.exchange.init();
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
