@@ -29,9 +29,8 @@ from flamia.kernels.tensors import (
 HEAD_DIMS = (64, 128)
 RECIPES = ("mxfp8", "bf16")
 FACTOR_WORDS = TILE + 4
-FOLD_WORDS = 2 * TILE
 USUAL_CONSTANT = 2.0**-40
-"""Softmax constants below this one, but 0, take the kernel's slow path."""
+"""Softmax constants below this one take the kernel's slow path."""
 
 
 @dataclass(frozen=True)
@@ -126,18 +125,15 @@ def key_operands(v: Any, schedule: DeviceSchedule, recipe: str) -> KeyOperands:
     import torch
 
     heads, dim, tiles = v.shape[1], v.shape[2], schedule.max_tiles
-
-    def words(number: int) -> Any:
-        return torch.empty((heads, tiles, number), dtype=torch.float32, device=v.device)
+    factors = torch.empty((heads, tiles, FACTOR_WORDS), dtype=torch.float32, device=v.device)
 
     def wide() -> Any:
         return torch.empty((heads, tiles, 2 * TILE * dim), dtype=torch.uint8, device=v.device)
 
     if recipe != "mxfp8":
-        return KeyOperands(words(FACTOR_WORDS), None, None, None)
+        return KeyOperands(factors, None, None)
     v32 = wide()
-    folds = schedule.causal
-    return KeyOperands(words(FACTOR_WORDS), v32, wide() if folds else v32, words(FOLD_WORDS) if folds else None)
+    return KeyOperands(factors, v32, wide() if schedule.causal else v32)
 
 
 def pack_qkv(
@@ -224,7 +220,7 @@ def attention_forward(
         inputs = pack_qkv(q, k, v, schedule, out=out, rows=rows)
         exponents = {"k_exponents": inputs.k.exponents, "v_exponents": inputs.v.exponents}
         make_operands([], schedule, q.shape[2], exponents | {"factors": keys.factors})
-        keys = KeyOperands(keys.factors, inputs.v.wide, inputs.v.wide, None)
+        keys = KeyOperands(keys.factors, inputs.v.wide, inputs.v.wide)
     result = HopperForward(out, lse, m, l, inputs, schedule)
     _launch_forward(result, keys, recipe, scale)
     return result
@@ -244,7 +240,6 @@ def _launch_forward(f: HopperForward, keys: KeyOperands, recipe: str, softmax_sc
             "factors": pointer(keys.factors),
             "v": pointer(keys.v),
             "v1": pointer(keys.v1),
-            "fold": pointer(keys.fold),
             "out": tokens_struct(f.out),
             "lse": pointer(f.lse),
             "m": pointer(f.m),
@@ -258,7 +253,7 @@ def _launch_forward(f: HopperForward, keys: KeyOperands, recipe: str, softmax_sc
             "num_tokens": schedule.num_tokens,
             "c": c,
             "c_exponent": math.frexp(float(c))[1] if c else -200,
-            "c_usual": bool(c == 0 or c >= USUAL_CONSTANT),
+            "c_usual": bool(c >= USUAL_CONSTANT),
             "group": schedule.num_q_heads // schedule.num_kv_heads,
             "causal": schedule.causal,
             "element_bytes": f.out.element_size(),

@@ -95,14 +95,12 @@ class KeyOperands:
 
     :param factors: float32 ``(Hkv, max_tiles, 132)``, Note [Factor tile].
     :param v: uint8 ``(Hkv, max_tiles, 256 D)``, Note [Wide tile]: V32, decoded.
-    :param v1: the same of V1, codes, for the diagonal tile; v itself if nothing is folded.
-    :param fold: float32 ``(Hkv, max_tiles, 256)``, Note [Fold tile]; None if nothing is folded.
+    :param v1: the same of V1, for the diagonal tile; v itself if not causal.
     """
 
     factors: Any
     v: Any
     v1: Any
-    fold: Any
 
 
 @dataclass(frozen=True)
@@ -167,7 +165,7 @@ def quantize_qkv(
     ]
     if keys is not None:
         jobs[1] |= {"factors": pointer(keys.factors)}
-        jobs[2] |= {"factors": pointer(keys.factors), "block_wide": pointer(keys.v), "fold": pointer(keys.fold)}
+        jobs[2] |= {"factors": pointer(keys.factors), "block_wide": pointer(keys.v)}
         jobs[2] |= {"wide": 0 if v1 is None else pointer(keys.v1)}
     _launch_quantize(element, q, jobs, schedule, padding_struct(schedule.num_tokens, (out,), tuple(rows)))
     return QuantizedInputs(tokens[0], tokens[1], v32, v1, q4, k4)

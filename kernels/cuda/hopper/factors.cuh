@@ -6,12 +6,6 @@
 // such a key hides itself (Note [Clamp by saturation]); the first lost token of K and of V, 128 without one; the
 // largest exponent of K; whether an exponent is so far from 0 that the kernels take their slow path. A row that sees a
 // lost token is set to NaN in the end: no NaN is ever multiplied.
-//
-// Note [Fold tile]
-// ~~~~~~~~~~~~~~~~
-// For every tile of V1, 256 words: 2^e of each token with its exponent e, then the largest e of its 32-token block up
-// to it. So E_ib of flamia.reference.probabilities.fold_values is the second at the last token of block b that row i
-// sees.
 #pragma once
 
 #include "common/formats.cuh"
@@ -20,7 +14,6 @@
 namespace hopper {
 
 constexpr int FACTOR_WORDS = layout::TILE + 4;
-constexpr int FOLD_WORDS = 2 * layout::TILE;
 
 // Exponents of token scales up to this magnitude are usual: no product of two of them and c leaves the normal numbers.
 constexpr float USUAL_EXPONENT = 60.0f;
@@ -78,23 +71,6 @@ __device__ __forceinline__ void write_key_factors(float* to, const float (&e)[la
 __device__ __forceinline__ void write_lost_values(float* to, const bool (&lost)[layout::BLOCKS]) {
   const int first = first_of(lost);
   if (threadIdx.x % 32 == 0) reinterpret_cast<KeyTile*>(to + layout::TILE)->first_lost_v = first;
-}
-
-// A fold tile, from V1's scale bytes.
-__device__ __forceinline__ void write_fold(float* to, const uint32_t (&byte)[layout::BLOCKS]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int b = 0; b < layout::BLOCKS; ++b) {
-    const uint32_t own = byte[b] == formats::E8M0_NAN ? 0 : byte[b];
-    float prefix = float(int(own) - 127);
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const float below = __uint_as_float(ptx::shfl_up(__float_as_uint(prefix), lanes));
-      if (lane >= lanes) prefix = fmaxf(prefix, below);
-    }
-    to[layout::BLOCK * b + lane] = formats::decode_e8m0(own);
-    to[layout::TILE + layout::BLOCK * b + lane] = prefix;
-  }
 }
 
 }  // namespace hopper

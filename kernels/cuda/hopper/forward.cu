@@ -6,8 +6,7 @@
 // consumer warpgroups of 64 rows each.
 // Per key tile, a warpgroup computes S with wgmma (E4M3 codes, or bfloat16), P in registers (hopper/softmax.cuh), and
 // adds P V to O with wgmma in bfloat16, where everything is exact (wide copies of V, Note [Wide tile]). l is one more
-// column of that product: 8 channels of ones lie behind each stage of V (Note [Slots]). In the diagonal tile, where l
-// sums P and O sums P', they are two products.
+// column of that product: 8 channels of ones lie behind each stage of V (Note [Slots]).
 //
 // S of the next tile and P V of this one are started together. While P V runs, P of the next tile takes the registers
 // of this one's, half by half. O is rescaled only where M grows, by exact powers of two. All key tiles go through one
@@ -100,31 +99,32 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
     const uint32_t q_rows = uniform(rows);
     hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
     start_scores(t.s, shared, q_rows, uniform(k.stage));
-    const float e[2] = {shared.q_exponents[q.stage][row], shared.q_exponents[q.stage][row + 8]};
-    uint32_t lost = 0;  // bit h: P and l of row h are NaN; bit 2 + h: O is
+    const float* const exponents = shared.q_exponents[q.stage];
     t.rows.c = p.c;
     t.rows.lost = 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      if (e[h] != e[h]) lost |= 1u << h;
-      t.rows.factor[h] = E4M3 && e[h] == e[h] ? formats::decode_e8m0(uint32_t(int(e[h]) + 127)) : 1.0f;
-      t.rows.scaled[h] = __fmul_rn(p.c, t.rows.factor[h]);
+      t.rows.scaled[h] = E4M3 ? __fmul_rn(p.c, hopper::decode_exponent(exponents[row + 8 * h])) : p.c;
       t.rows.top[h] = hopper::minus_infinity();
+      t.rows.known[h] = hopper::not_a_number();
     }
-    const uint32_t lost_q = lost;
 #pragma unroll
     for (int i = 0; i < O_REGISTERS; ++i) t.o[i] = 0.0f;
-    add_tiles(t, shared, k, v, q_rows, row, work.keys, p.causal, work.slow);
-    release(shared.q_empty[q.stage]);
-    lost |= t.rows.lost;
+    add_tiles(t, shared, k, v, q_rows, work, exponents, p.causal);
+    uint32_t lost = t.rows.lost;  // bit h: P and l of row h are NaN; bit 2 + h: O is
 #pragma unroll
     for (int lanes = 1; lanes < 4; lanes *= 2) lost |= ptx::shfl_bfly(lost, lanes);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
+      const float e = exponents[row + 8 * h];
+      if (e != e) {
+        lost |= 1u << h;
+        t.rows.top[h] = hopper::minus_infinity();
+      }
       if ((work.lost & 1) || row + 8 * h >= work.first_lost_k) lost |= 1u << h;
       if ((work.lost & 2) || row + 8 * h >= work.first_lost_v) lost |= 4u << h;
-      if (lost_q >> h & 1) t.rows.top[h] = hopper::minus_infinity();
     }
+    release(shared.q_empty[q.stage]);
     store_out(p, t, work, row, lost);
     store_sums(p, t, work, row, lost);
     release(shared.work_empty[ring.stage]);

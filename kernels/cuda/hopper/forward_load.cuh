@@ -15,21 +15,19 @@ __device__ __forceinline__ void fetch_keys(const ForwardParams& p, Shared& share
     const uint32_t stage = ring.stage, k_full = ptx::shared_address(&shared.k_full[stage]);
     const uint32_t v_full = ptx::shared_address(&shared.v_full[stage]);
     hopper::wait(ptx::shared_address(&shared.k_empty[stage]), ring.phase ^ 1);
-    constexpr uint32_t FACTOR_BYTES = 4 * hopper::FACTOR_WORDS, FOLD_BYTES = 4 * hopper::FOLD_WORDS;
+    constexpr uint32_t FACTOR_BYTES = 4 * hopper::FACTOR_WORDS;
     ptx::mbarrier_arrive_expect_tx(k_full, TILE_BYTES + FACTOR_BYTES);
     fetch(slot(shared, pick(K_SLOT, stage)), p.k + at * TILE_BYTES, TILE_BYTES, k_full);
     fetch(shared.factors[stage], p.factors + at * hopper::FACTOR_WORDS, FACTOR_BYTES, k_full);
 
-    const bool diagonal = p.causal && j == keys - 1, folded = E4M3 && diagonal;
-    const uint8_t* const v = (diagonal ? p.v1 : p.v) + at * WIDE_BYTES;
+    const uint8_t* const v = (p.causal && j == keys - 1 ? p.v1 : p.v) + at * WIDE_BYTES;
     hopper::wait(ptx::shared_address(&shared.v_empty[stage]), ring.phase ^ 1);
-    ptx::mbarrier_arrive_expect_tx(v_full, WIDE_BYTES + (folded ? FOLD_BYTES : 0));
+    ptx::mbarrier_arrive_expect_tx(v_full, WIDE_BYTES);
 #pragma unroll
     for (int i = 0; i < PANELS; ++i) {
       uint8_t* const to = slot(shared, (PANELS - i) * pick(V_DISTANCE, stage));
       fetch(to, v + i * hopper::PANEL_BYTES, hopper::PANEL_BYTES, v_full);
     }
-    if (folded) fetch(shared.fold[stage], p.fold + at * hopper::FOLD_WORDS, FOLD_BYTES, v_full);
   }
 }
 

@@ -12,7 +12,6 @@ struct ForwardParams {
   const float* factors;      // (Hkv, max_tiles, 132)
   const uint8_t* v;          // (Hkv, max_tiles, 256 D), wide
   const uint8_t* v1;         // the same for the diagonal tile
-  const float* fold;         // (Hkv, max_tiles, 256)
   Tokens out;                // strides in elements
   float* lse;                // (Hq, num_tokens)
   float* m;
@@ -26,7 +25,7 @@ struct ForwardParams {
   int64_t num_tokens;
   float c;
   int32_t c_exponent;  // c < 2^c_exponent
-  int32_t c_usual;     // c is 0, or at least 2^-60
+  int32_t c_usual;     // c is at least 2^-40
   int32_t group;
   int32_t causal;
   int32_t element_bytes;  // of out: 2 or 4
@@ -41,6 +40,8 @@ constexpr bool E4M3 = true;
 constexpr bool E4M3 = false;
 #endif
 
+constexpr int FRACTION_BITS = E4M3 ? 3 : 7;  // of P
+
 constexpr int D = HEAD_DIM;
 static_assert(D == 64 || D == 128, "the Hopper kernels take head_dim 64 and 128");
 constexpr int ROW_BYTES = E4M3 ? D : 2 * D;
@@ -51,6 +52,9 @@ constexpr int O_REGISTERS = D / 2 + 4;  // and those of l
 
 // |acc| < 2^this times 2^eQ 2^eK: 128 products of at most 448^2, or, unscaled, of less than 1.
 constexpr int MAX_SCORE_EXPONENT = E4M3 ? 25 : 7;
+
+// Blocks of 8 columns whose exponentials are computed side by side: several independent chains keep the machine busy.
+constexpr int AT_ONCE = 4;
 
 constexpr int GROUPS = 2;  // consumer warpgroups
 constexpr int THREADS = 128 * (GROUPS + 1);
@@ -87,7 +91,6 @@ struct alignas(16) Work {
 struct alignas(1024) Shared {
   uint8_t slots[SLOTS][hopper::PANEL_BYTES];
   float factors[KV_STAGES][hopper::FACTOR_WORDS];
-  float fold[KV_STAGES][hopper::FOLD_WORDS];
   float q_exponents[Q_STAGES][layout::TILE];
   Work work[WORK_STAGES];
   uint64_t work_full[WORK_STAGES], work_empty[WORK_STAGES];

@@ -64,45 +64,69 @@ struct State {
   hopper::QueryRows rows;
 };
 
-// From S, which has arrived, to scaled scores, and top: m of the tile. In the `diagonal` tile the rows of this thread,
-// of the `half` of the query tile, see the keys up to last[h] only; scores hidden from a whole half stay as they are.
-__device__ __forceinline__ void measure(State& t, bool slow, const hopper::Factors& of_keys, const float* factors,
-                                        bool diagonal, uint32_t half, const int (&last)[2], float (&top)[2]) {
-  hopper::scale_scores(t.s, of_keys);
-  float largest[2];
-  const bool found = hopper::find_largest_bits(t.s, largest);
-  if (slow) {
-    if (diagonal) hopper::hide_scores<0, 64>(t.s, last);
-    const int seen[2] = {diagonal ? last[0] : layout::TILE, diagonal ? last[1] : layout::TILE};
-    hopper::saturate_scores(t.s, factors, seen, t.rows);
-    hopper::find_largest<64>(t.s, largest);
-  } else if (diagonal && half == 0) {
-    hopper::hide_scores<0, 32>(t.s, last);
-    hopper::find_largest<32>(t.s, largest);
-  } else if (diagonal) {
-    hopper::hide_scores<32, 64>(t.s, last);
-    hopper::find_largest<64>(t.s, largest);
-  } else if (ptx::vote_any(!found)) {
-    hopper::find_largest<64>(t.s, largest);
-  }
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    top[h] = slow ? hopper::ceil_slow(largest[h], t.rows.c) : hopper::ceil_product(largest[h], t.rows.scaled[h]);
-  }
-}
+// The query tile and the key tile at hand.
+struct View {
+  const Work& work;
+  const float* q_exponents;
+  bool causal;
+  bool last;  // the last key tile: it may hold keys past the document, and is the diagonal tile if causal
+};
 
-// M grows to `top`. `below`: top - M; `factor`: what O and l are to be multiplied by. Whether that changes them.
-__device__ __forceinline__ bool raise_top(State& t, const float (&top)[2], float (&below)[2], float (&factor)[2]) {
-  bool grown = false;
+// The row of h = 0, and the half of the query tile that it is in; computed anew where they are used.
+__device__ __forceinline__ int row_of_thread() {
+  const uint32_t thread = ptx::thread_index() - 128;
+  return int(thread / 32 * 16 + thread % 32 / 4);
+}
+__device__ __forceinline__ bool in_first_half() { return ptx::thread_index() < 256; }
+
+// M becomes the ceiling of the tile's largest c S, if that is larger. `factor`: what O and l are to be multiplied by.
+// Whether any changes, in a row of this warp.
+__device__ __forceinline__ bool raise_top(State& t, bool slow, const float (&largest)[2], float (&factor)[2]) {
+  bool grown = false, high = slow;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    const float before = t.rows.top[h], after = fmaxf(before, top[h]), step = __fsub_rn(before, after);
-    below[h] = __fsub_rn(top[h], after);
+    const float top = slow ? hopper::ceil_slow(largest[h], t.rows.c)
+                           : hopper::ceil_product(largest[h], t.rows.scaled[h]);
+    const float before = t.rows.top[h], after = fmaxf(before, top), step = __fsub_rn(before, after);
     factor[h] = step >= -126.0f ? hopper::exp2_integer(step) : 0.0f;
     grown |= after > before;
+    high |= after >= hopper::BITS_TOP;
     t.rows.top[h] = after;
+    t.rows.known[h] = after >= 0.0f && !slow ? __fadd_rn(after, hopper::MAGIC) : hopper::not_a_number();
   }
+  t.rows.slow = ptx::vote_any(high);
   return ptx::vote_any(grown);
+}
+
+// From S, which has arrived, to scaled scores and M; the result of `raise_top`. Scores that are hidden from a whole half
+// of the query tile stay as they are.
+__device__ __forceinline__ bool measure(State& t, const View& view, const hopper::Factors& of_keys,
+                                        const float* factors, float (&factor)[2]) {
+  hopper::scale_scores(t.s, of_keys);
+  float largest[2];
+  hopper::find_largest_bits(t.s, largest);
+  const bool news = hopper::is_news(largest[0], t.rows, 0) | hopper::is_news(largest[1], t.rows, 1) | view.last;
+  if (!ptx::vote_any(news)) return false;
+  const bool slow = view.work.slow, diagonal = view.causal && view.last;
+  const int row = row_of_thread();
+  const int last[2] = {diagonal ? row : layout::TILE, diagonal ? row + 8 : layout::TILE};
+  if (slow) {
+    const float of_row[2] = {hopper::decode_exponent(view.q_exponents[row]),
+                             hopper::decode_exponent(view.q_exponents[row + 8])};
+    hopper::saturate_scores(t.s, factors, last, of_row, t.rows);
+    hopper::find_largest<64>(t.s, largest);
+  } else if (diagonal && in_first_half()) {
+    hopper::hide_scores<0, 32>(t.s, last);
+    hopper::find_largest<32>(t.s, largest);
+  } else {
+    if (diagonal) {
+      hopper::hide_scores<32, 64>(t.s, last);
+    } else if (view.last) {
+      hopper::hide_nan(t.s);
+    }
+    hopper::find_largest<64>(t.s, largest);
+  }
+  return raise_top(t, slow, largest, factor);
 }
 
 __device__ __forceinline__ void rescale(State& t, const float (&factor)[2]) {
@@ -111,91 +135,46 @@ __device__ __forceinline__ void rescale(State& t, const float (&factor)[2]) {
 }
 
 // One half of P, from scaled scores, as operand A.
-template <int HALF, hopper::Way WAY>
-__device__ __forceinline__ void make_half(State& t, const float (&top)[2], const uint32_t (&scale)[2]) {
-  constexpr int STEP = hopper::AT_ONCE;
-#pragma unroll
-  for (int i = 8 * HALF; i < 8 * HALF + 8; i += STEP) {
-    uint32_t words[E4M3 ? STEP : 2 * STEP];
-    hopper::round_blocks<E4M3, WAY>(words, t.s + 4 * i, top, t.rows);
-    hopper::expand_blocks<E4M3>(t.a + 2 * i, words, scale);
-  }
-}
-
 template <int HALF>
-__device__ __forceinline__ void make_operand(State& t, hopper::Way way, const float (&top)[2],
-                                             const uint32_t (&scale)[2]) {
-  if (E4M3 && way == hopper::Way::SATURATED) {
-    make_half<HALF, hopper::Way::SATURATED>(t, top, scale);
-  } else if (way == hopper::Way::CLAMPED) {
-    make_half<HALF, hopper::Way::CLAMPED>(t, top, scale);
+__device__ __forceinline__ void make_half(State& t, const View& view) {
+  uint32_t* const a = t.a + 16 * HALF;
+  const float* const s = t.s + 32 * HALF;
+  if (HALF == 1 && view.causal && view.last && in_first_half()) {  // every key is hidden
+#pragma unroll
+    for (int i = 0; i < 16; ++i) a[i] = 0;
+  } else if (t.rows.slow) {
+    hopper::make_pairs_slow<FRACTION_BITS, 8>(a, s, t.rows);
   } else {
-    make_half<HALF, hopper::Way::SLOW>(t, top, scale);
+#pragma unroll
+    for (int i = 0; i < 8; i += AT_ONCE) {
+      hopper::make_pairs<FRACTION_BITS, AT_ONCE>(a + 2 * i, s + 4 * i, t.rows);
+    }
   }
-}
-
-// The products of the last tile, l of P and O of P' apart, where it `folds`; a holds P's codes as they are then.
-__device__ __forceinline__ void add_apart(State& t, Shared& shared, uint32_t stage, bool folds, const float (&below)[2],
-                                          int row) {
-  const uint64_t ones = hopper::describe_mn_major(ptx::shared_address(slot(shared, 0)), hopper::PANEL_BYTES);
-  uint32_t p[32];
-  constexpr float NONE = 8.0f;  // P's codes are in units of 2^(below - 8)
-  const uint32_t scale[2] = {hopper::operand_scale<false>(folds ? below[0] : NONE),
-                             hopper::operand_scale<false>(folds ? below[1] : NONE)};
-#pragma unroll
-  for (int i = 0; i < 32; ++i) p[i] = ptx::mul_rn_bf16x2(t.a[i], scale[i % 2]);
-  float l[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) l[i] = t.o[D / 2 + i];
-  ptx::wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < 8; ++i) ptx::wgmma_bf16_rs<8>(l, p + 4 * i, hopper::advance(ones, i * hopper::MN_STEP), 1);
-  ptx::wgmma_commit_group();
-  if (folds) hopper::fold_p(t.a, below, row, shared.fold[stage]);
-  const uint64_t v = describe_values(shared, uniform(stage));
-  start_values<0>(t.o, t.a, v);
-  start_values<1>(t.o, t.a, v);
-  ptx::wgmma_wait_group<0>();
-  keep_all(l);
-  keep_all(p);
-  keep_all(t.o);
-  keep_all(t.a);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) t.o[D / 2 + i] = l[i];  // what P' added to it is thrown away
 }
 
 // All key tiles of a query tile, the S of the first of which is under way; the rings follow. S of the next tile and P V
 // of this one are started together: Note [Forward on Hopper].
-__device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, KvRing& v, uint32_t q, int row, int keys,
-                                          bool causal, bool slow) {
-  const int last[2] = {row, row + 8};
-  const uint32_t half = uniform(row / 64);
-  const bool folds = E4M3 && causal;
-  float below[2];
+__device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, KvRing& v, uint32_t q, const Work& work,
+                                          const float* q_exponents, bool causal) {
+  View view = {work, q_exponents, causal, false};
+  t.rows.slow = false;
   hopper::Factors of_keys;
   hopper::load_factors(of_keys, shared.factors[k.stage]);  // in flight while S is
   ptx::wgmma_wait_group<0>();
   keep_all(t.s);
+  const int keys = work.keys;
 #pragma unroll 1
   for (int left = keys - 1;; --left) {
-    const bool diagonal = causal && left == 0;
-    float top[2], factor[2];
-    measure(t, slow, of_keys, shared.factors[k.stage], diagonal, half, last, top);
+    view.last = left == 0;
+    float factor[2];
+    const bool grown = measure(t, view, of_keys, shared.factors[k.stage], factor);
     release(shared.k_empty[k.stage]);
     k.advance();
     const uint32_t k_stage = uniform(k.stage);
-    const bool grown = raise_top(t, top, below, factor);
-    const bool high = ptx::vote_any(fmaxf(top[0], top[1]) >= hopper::HIGH_TOP);
-    const auto way = slow              ? hopper::Way::SLOW
-                     : !E4M3 || high ? hopper::Way::CLAMPED
-                                     : hopper::Way::SATURATED;
-    const bool codes = E4M3 && diagonal;  // a is to hold P's codes, for add_apart
-    const uint32_t scale[2] = {codes ? hopper::EXPANDED_SCALE : hopper::operand_scale<E4M3>(below[0]),
-                               codes ? hopper::EXPANDED_SCALE : hopper::operand_scale<E4M3>(below[1])};
     ptx::wgmma_wait_group<1>();  // the first half of P V, which frees the first half of A
 #pragma unroll
     for (int i = 0; i < 16; ++i) ptx::keep(t.a[i]);
-    make_operand<0>(t, way, top, scale);
+    make_half<0>(t, view);
     ptx::wgmma_wait_group<0>();
     keep_all(t.o);
 #pragma unroll
@@ -206,15 +185,14 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, K
     }
     const uint32_t v_stage = uniform(v.stage);
     if (grown && left != keys - 1) rescale(t, factor);  // at first O is 0
-    if (diagonal && half == 0) {  // every key of the second half is hidden
-#pragma unroll
-      for (int i = 16; i < 32; ++i) t.a[i] = 0;
-    } else {
-      make_operand<1>(t, way, top, scale);
-    }
-    if (left == 0) break;
-
+    make_half<1>(t, view);
     const uint64_t values = describe_values(shared, v_stage);
+    if (left == 0) {
+      hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
+      start_values<0>(t.o, t.a, values);
+      start_values<1>(t.o, t.a, values);
+      break;
+    }
     hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
     hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
     start_scores(t.s, shared, q, k_stage);
@@ -224,8 +202,9 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, K
     ptx::wgmma_wait_group<2>();  // S
     keep_all(t.s);
   }
-  hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
-  add_apart(t, shared, v.stage, folds, below, row);
+  ptx::wgmma_wait_group<0>();
+  keep_all(t.o);
+  keep_all(t.a);
   release(shared.v_empty[v.stage]);
   v.advance();
 }

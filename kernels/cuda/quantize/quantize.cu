@@ -6,7 +6,7 @@
 //   payload, scales, exponents               token blocks of 1: Q, K; V1 without the last
 //   block_payload, block_scales, ..          token blocks of 32: V32
 //   nvfp4_payload, nvfp4_scales, ..          NVFP4, after a Hadamard rotation if the job says so; not with blocks of 32
-//   wide, block_wide, factors, fold          what the Hopper forward reads of K (factors) and of V (the others too)
+//   wide, block_wide, factors                what the Hopper forward reads of K (factors) and of V (the others too)
 #include "common/padding.cuh"
 #include "common/tokens.cuh"
 #include "hopper/factors.cuh"
@@ -24,10 +24,9 @@ struct Job {
   uint8_t* nvfp4_payload;       // (heads, max_tiles, 64 D)
   uint8_t* nvfp4_scales;        // (heads, max_tiles, 8 D)
   const float2* nvfp4_head_scales;  // (heads): S_enc, S_dec
-  uint8_t* wide;        // (heads, max_tiles, 256 D): the codes of payload
-  uint8_t* block_wide;  // the same of block_payload, times its scales
+  uint8_t* wide;        // (heads, max_tiles, 256 D): payload and scales, decoded
+  uint8_t* block_wide;  // the same of block_payload
   float* factors;       // (heads, max_tiles, 132), Note [Factor tile]: K has exponents, V none
-  float* fold;          // (heads, max_tiles, 256), Note [Fold tile]
   int32_t heads;
   int32_t hadamard;
 };
@@ -117,8 +116,8 @@ __device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t s
   const uint32_t block_byte = formats::rceil_e4m3(largest);
   const float block_factor = formats::inverse_e8m0(block_byte), block_scale = formats::decode_e8m0(block_byte);
   const auto at = [&](uint8_t* tiles) { return tiles == nullptr ? nullptr : tiles + slot * (2 * PAYLOAD_BYTES); };
-  // A tile that is not full is its document's last: if it is folded into the diagonal, no later query reads it.
-  uint8_t* const block_wide = job.fold != nullptr && rows < layout::TILE ? nullptr : at(job.block_wide);
+  // A tile that is not full is its document's last: if diagonal tiles are read as V1, no query reads it as V32.
+  uint8_t* const block_wide = job.wide != nullptr && rows < layout::TILE ? nullptr : at(job.block_wide);
 #pragma unroll 4
   for (int step = 0; step < R::STEPS; ++step) {
     uint4 piece[R::PER_LANE];
@@ -128,7 +127,9 @@ __device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t s
     for (int p = 0; p < R::PER_LANE; ++p) widen_piece<R>(x[p], piece[p]);
     const float factor = __uint_as_float(R::from_owner(__float_as_uint(scale.factor()), step));
     if (job.payload != nullptr) {
-      store_step<WIDE>(job.payload + slot * PAYLOAD_BYTES, x, step, factor, at(job.wide), 1.0f);
+      // 1 / factor, the token's scale; finite where factor is 0, and so are all codes.
+      const uint32_t bits = max((254u << 23) - __float_as_uint(factor), __float_as_uint(0x1p-127f));
+      store_step<WIDE>(job.payload + slot * PAYLOAD_BYTES, x, step, factor, at(job.wide), __uint_as_float(bits));
     }
     if (job.block_payload != nullptr) {
       store_step<WIDE>(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor,
@@ -137,28 +138,23 @@ __device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t s
   }
 }
 
-// Note [Factor tile], Note [Fold tile], each if the job asks for it. By one warp.
+// Note [Factor tile]. By one warp.
 __device__ __forceinline__ void write_key_tile(const Job& job, int rows, int64_t slot, const Shared& shared) {
   const int lane = threadIdx.x % 32;
-  uint32_t byte[layout::BLOCKS];
   float exponent[layout::BLOCKS];
   bool lost[layout::BLOCKS];
 #pragma unroll
   for (int b = 0; b < layout::BLOCKS; ++b) {
     const int row = layout::BLOCK * b + lane;
-    byte[b] = shared.byte[row];
-    lost[b] = row < rows && byte[b] == formats::E8M0_NAN;
+    lost[b] = row < rows && shared.byte[row] == formats::E8M0_NAN;
     exponent[b] = token_exponent(shared, row);
   }
-  if (job.factors != nullptr) {
-    float* const to = job.factors + slot * hopper::FACTOR_WORDS;
-    if (job.exponents != nullptr) {
-      hopper::write_key_factors(to, exponent, rows, true);
-    } else {
-      hopper::write_lost_values(to, lost);
-    }
+  float* const to = job.factors + slot * hopper::FACTOR_WORDS;
+  if (job.exponents != nullptr) {
+    hopper::write_key_factors(to, exponent, rows, true);
+  } else {
+    hopper::write_lost_values(to, lost);
   }
-  if (job.fold != nullptr) hopper::write_fold(job.fold + slot * hopper::FOLD_WORDS, byte);
 }
 
 // The scale tiles of `shared`, a warp each.
@@ -184,7 +180,7 @@ __device__ __forceinline__ void write_scale_tiles(const Job& job, int rows, int6
     store_block_scales<D>(job.block_scales + slot * SCALE_BYTES, bytes, lane);
     store_token_scales<D>(job.block_token_scales + slot * SCALE_BYTES, word, lane);
   }
-  if (WIDE && warp == 3) write_key_tile(job, rows, slot, shared);
+  if (WIDE && warp == 3 && job.factors != nullptr) write_key_tile(job, rows, slot, shared);
   const int u = warp - (R::WARPS - D / 64);
   if (NVFP4 && job.nvfp4_payload != nullptr && u >= 0) {
     ptx::st_global_v4(job.nvfp4_scales + slot * (8 * D) + u * layout::SCALE_TILE_BYTES + 16 * lane,
