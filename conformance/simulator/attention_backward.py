@@ -235,7 +235,7 @@ def run_backward(
         address[name] = memory.allocate(x.view(np.uint8), name) if x.size else 0
     tiles = max(len(arrays["tiles"]), 1)
     streamed = int((-(-np.diff(f.cu_seqlens) // TILE)).max(initial=1))
-    pairs = tiles * (tiles + 1) // 2 if f.causal else tiles**2
+    pairs = tiles * (streamed + 1) // 2 if f.causal else tiles * streamed
     at_once = heads_at_once or hkv
     stored = hq // hkv * min(at_once, hkv) * pairs if STORED in owners else 0
     for name, size in (("x", X_TILE_BYTES), ("x_scales", X_SCALE_BYTES)):
@@ -296,4 +296,5 @@ def _numbers(f: Forward, factor: float, tiles: int, streamed: int) -> dict[str, 
         "causal": f.causal,
         "element": ELEMENTS[f.out.dtype],
         "stage_tiles": streamed,
+        "longest": streamed,
     }

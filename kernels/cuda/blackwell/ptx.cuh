@@ -20,16 +20,6 @@ __device__ __forceinline__ void st_shared_v4(uint32_t address, uint4 d) {
 
 // ---- cp.async.bulk ---------------------------------------------------------------------------------------------
 
-// `bytes` (a multiple of 16) from shared to global memory, in this thread's bulk group.
-__device__ __forceinline__ void cp_async_bulk_global_shared(void* global, uint32_t shared, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
-               : "memory");
-}
-
-__device__ __forceinline__ void cp_async_bulk_commit_group() {
-  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-
 // Until what this thread's groups read may be overwritten.
 __device__ __forceinline__ void cp_async_bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
