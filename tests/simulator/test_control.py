@@ -464,20 +464,6 @@ END0: {last}"""
     assert found >= 3
 
 
-def test_setmaxnreg():
-    """Two warpgroups at 512 threads: one gives registers back, so that the other may take them."""
-    body = """mov.u32 %r1, %tid.x; setp.lt.u32 %p1, %r1, 128; @%p1 bra A; setmaxnreg.dec.sync.aligned.u32 {low}; bra B;
-A: setmaxnreg.inc.sync.aligned.u32 {high};
-B: bar.sync 0;"""
-    run(body.format(low=96, high=224), [np.zeros(1, np.uint32)], block=512)
-    with pytest.raises(faults.Deadlock, match=r"setmaxnreg.inc to 232: \d+ of 65536 registers"):
-        run(body.format(low=112, high=232), [np.zeros(1, np.uint32)], block=512)
-    with pytest.raises(faults.Oversubscribed, match=r"setmaxnreg.dec to 200"):
-        run(body.format(low=200, high=208), [np.zeros(1, np.uint32)], block=512)
-    with pytest.raises(PtxError, match="multiple of 8"):
-        run(body.format(low=99, high=208), [np.zeros(1, np.uint32)], block=512)
-
-
 def test_launches_are_checked():
     out = np.zeros(4, np.uint32)
     with pytest.raises(ValueError, match="entry must be one of"):

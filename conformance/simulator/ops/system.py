@@ -6,35 +6,15 @@ from typing import Any
 
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.outcomes import Blocked
+from flamia.conformance.simulator.machine.registerpool import RegisterPool
 from flamia.conformance.simulator.machine.site import Site
-from flamia.conformance.simulator.machine.types import REGISTERS, lanes_of
+from flamia.conformance.simulator.machine.types import LANES, lanes_of
 from flamia.conformance.simulator.ops.registry import Run, op
-
-
-class RegisterPool:
-    """Registers of a CTA, by warp.
-
-    A launch gives each thread the number that the kernel was compiled for: with ``.maxntid``, as many as let the CTA
-    fit, in multiples of 8 and at most 255. ``setmaxnreg`` is meant for CTAs that are alone on a multiprocessor.
-    """
-
-    def __init__(self, cta: Any) -> None:
-        threads = max(cta.threads, 1)
-        per_thread = min(255, REGISTERS // threads) // 8 * 8
-        self.cta = cta
-        limit = cta.program.function.directives.get("maxnreg")
-        self.per_thread: list[int] = [min(per_thread, limit[0]) if limit else per_thread] * len(cta.warps)
-        self.total = 32 * sum(self.per_thread)
-
-    @property
-    def used(self) -> int:
-        """Registers held by warps that did not end."""
-        return 32 * sum(n for n, w in zip(self.per_thread, self.cta.warps, strict=True) if not w.done)
 
 
 @op("setmaxnreg", control=True)
 def compile_setmaxnreg(site: Site) -> Run:
-    """``setmaxnreg.{inc,dec}.sync.aligned.u32 n``: dec releases registers; inc waits for the CTA's pool."""
+    """``setmaxnreg.{inc,dec}.sync.aligned.u32 n``: Note [Register pool]."""
     site.take_type("u32")
     action = site.take("inc", "dec")
     if not (site.flag("sync") and site.flag("aligned")) or not action:
@@ -46,24 +26,22 @@ def compile_setmaxnreg(site: Site) -> Run:
     def run(warp: Any, mask: Any) -> Blocked | None:
         if not warp.is_converged(mask):
             raise faults.Divergent("setmaxnreg without some lanes of the warp", lanes_of(mask))
-        pool = warp.cta.unit(RegisterPool)
-        now = pool.per_thread[warp.index]
-        if action == "dec":
-            if count > now:
-                raise faults.Oversubscribed(f"setmaxnreg.dec to {count} registers, of {now}")
-            pool.per_thread[warp.index] = count
-            warp.machine.changed = True
+        pool: RegisterPool = warp.cta.unit(RegisterPool)
+        if not pool.known:
+            warp.machine.remark("setmaxnreg that ptxas ignores, as neither .maxnreg nor .minnctapersm is given")
             return None
-        if count < now:
-            raise faults.Oversubscribed(f"setmaxnreg.inc to {count} registers, of {now}")
+        now = pool.per_thread[warp.index]
+        if (count > now) if action == "dec" else (count < now):
+            raise faults.Oversubscribed(f"setmaxnreg.{action} to {count} registers, of {now}")
+        more = LANES * (count - now)
 
         def fits() -> bool:
-            return bool(pool.used + 32 * (count - now) <= pool.total)
+            return more <= pool.free
 
         if not fits():
-            reason = f"setmaxnreg.inc to {count}: {pool.used} of {pool.total} registers are held"
-            return Blocked(reason, fits)
+            return Blocked(f"setmaxnreg.inc to {count}: {more} registers, of which {pool.free} are free", fits)
         pool.per_thread[warp.index] = count
+        warp.machine.changed = True
         return None
 
     return run
