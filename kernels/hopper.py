@@ -14,7 +14,7 @@ from typing import Any
 from flamia.kernels import structs
 from flamia.kernels.launch import launch
 from flamia.kernels.quantize import KeyOperands, QuantizedInputs, quantize_qkv
-from flamia.kernels.registry import HOPPER_FORWARD, HOPPER_OPERANDS, HOPPER_PACK
+from flamia.kernels.registry import HOPPER_FACTORS, HOPPER_FORWARD, HOPPER_PACK
 from flamia.kernels.schedule import TICKETS, DeviceSchedule, build_schedule
 from flamia.kernels.tensors import (
     TILE,
@@ -29,22 +29,11 @@ from flamia.kernels.tensors import (
 HEAD_DIMS = (64, 128)
 RECIPES = ("mxfp8", "bf16")
 FACTOR_WORDS = TILE + 4
+WARPS = 8
+"""Of a CTA that makes factor tiles, one each."""
+
 USUAL_CONSTANT = 2.0**-40
 """Softmax constants below this one take the kernel's slow path."""
-
-
-@dataclass(frozen=True)
-class Widen:
-    """One tensor for `make_operands`: ``payload (H, max_tiles, 128 D)`` to ``wide (H, max_tiles, 256 D)``, uint8.
-
-    :param scales: channel scale tiles that decode the payload, or None.
-    :param exponents: float32 ``(H, max_tiles, 128)`` that decode it, NaN for a lost token, instead; or None.
-    """
-
-    payload: Any
-    wide: Any
-    scales: Any = None
-    exponents: Any = None
 
 
 @dataclass(frozen=True)
@@ -84,40 +73,26 @@ class HopperForward:
     schedule: DeviceSchedule
 
 
-def make_operands(
-    jobs: Sequence[Widen], schedule: DeviceSchedule, head_dim: int, keys: dict[str, Any] | None = None
-) -> None:
-    """Widen up to four tensors in one launch.
+def make_factors(k_exponents: Any, v_exponents: Any, factors: Any, schedule: DeviceSchedule) -> None:
+    """Factor tiles of unscaled keys, Note [Factor tile] of ``hopper/factors.cuh``.
 
-    :param keys: also write factor tiles of unscaled keys: ``k_exponents``, ``v_exponents`` and where ``factors`` go,
-        tensors by the names of `structs.HOPPER_OPERANDS`.
+    :param k_exponents: float32 ``(Hkv, max_tiles, 128)``, see `WideTiles`; ``v_exponents`` likewise.
+    :param factors: where they go, float32 ``(Hkv, max_tiles, 132)``.
     """
-    fields = {} if keys is None else keys
-    kv_heads = 0 if keys is None else keys["k_exponents"].shape[0]
-    heads = sum(job.payload.shape[0] for job in jobs)
     params = structs.fill(
-        structs.HOPPER_OPERANDS,
+        structs.HOPPER_FACTORS,
         {
-            "jobs": [
-                {
-                    "payload": pointer(job.payload),
-                    "scales": pointer(job.scales),
-                    "exponents": pointer(job.exponents),
-                    "wide": pointer(job.wide),
-                    "heads": job.payload.shape[0],
-                }
-                for job in jobs
-            ],
-            **{name: pointer(x) for name, x in fields.items()},
+            "k_exponents": pointer(k_exponents),
+            "v_exponents": pointer(v_exponents),
+            "factors": pointer(factors),
             "tiles": pointer(schedule.tiles),
             "status": pointer(schedule.status),
             "max_tiles": schedule.max_tiles,
-            "kv_heads": kv_heads,
-            "total_heads": heads,
+            "kv_heads": schedule.num_kv_heads,
         },
     )
-    at_most = schedule.max_tiles * (heads + kv_heads)
-    launch(HOPPER_OPERANDS.unit(dim=head_dim), "make_operands", params, schedule.status.device, at_most=at_most)
+    at_most = -(-schedule.max_tiles * schedule.num_kv_heads // WARPS)
+    launch(HOPPER_FACTORS.unit(), "make_factors", params, schedule.status.device, at_most=at_most)
 
 
 def key_operands(v: Any, schedule: DeviceSchedule, recipe: str) -> KeyOperands:
@@ -218,8 +193,7 @@ def attention_forward(
         inputs = quantize_qkv(q, k, v, schedule, keys=keys, out=out, rows=rows)
     else:
         inputs = pack_qkv(q, k, v, schedule, out=out, rows=rows)
-        exponents = {"k_exponents": inputs.k.exponents, "v_exponents": inputs.v.exponents}
-        make_operands([], schedule, q.shape[2], exponents | {"factors": keys.factors})
+        make_factors(inputs.k.exponents, inputs.v.exponents, keys.factors, schedule)
         keys = KeyOperands(keys.factors, inputs.v.wide, inputs.v.wide)
     result = HopperForward(out, lse, m, l, inputs, schedule)
     _launch_forward(result, keys, recipe, scale)

@@ -14,10 +14,10 @@ from typing import Any
 
 from flamia.kernels import structs
 from flamia.kernels.backward_arguments import check_inputs, check_schedule_and_rows
-from flamia.kernels.hopper import HEAD_DIMS, Widen, make_operands
+from flamia.kernels.hopper import HEAD_DIMS
 from flamia.kernels.launch import launch
 from flamia.kernels.quantize import QuantizedInputs, RowPass, row_pass
-from flamia.kernels.registry import HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_DQ, HOPPER_BACKWARD_KEYS
+from flamia.kernels.registry import HOPPER_BACKWARD_DQ, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_OPERANDS
 from flamia.kernels.schedule import TICKETS, DeviceSchedule
 from flamia.kernels.stored import STORED_BYTES, check_stored_bytes, divide_heads
 from flamia.kernels.tensors import (
@@ -99,28 +99,14 @@ def attention_backward(
     kv_shape = (out.shape[0], schedule.num_kv_heads, dim)
     dq = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     dk, dv = (torch.empty(kv_shape, dtype=out.dtype, device=out.device) for _ in range(2))
-    rows = row_pass(dout, out, l, m, schedule, gradients=(dq, dk, dv))
-    wide = widen_operands(inputs, rows, schedule, dim)
+    payloads = (inputs.q.payload, inputs.k.payload, inputs.q.payload)  # dO' has the shape of q
+    wide = WideOperands(
+        *(torch.empty((*x.shape[:2], 2 * TILE * dim), dtype=torch.uint8, device=x.device) for x in payloads)
+    )
+    rows = row_pass(dout, out, l, m, schedule, gradients=(dq, dk, dv), wide=wide.dout)
     gradients = HopperGradients(dq, dk, dv)
     launch_backward(inputs, rows, wide, schedule, softmax_scale, gradients, stored_bytes)
     return gradients
-
-
-def widen_operands(inputs: QuantizedInputs, rows: RowPass, schedule: DeviceSchedule, head_dim: int) -> WideOperands:
-    """The values that the token contractions multiply."""
-    import torch
-
-    def wide(payload: Any) -> Any:
-        return torch.empty((*payload.shape[:2], 2 * TILE * head_dim), dtype=torch.uint8, device=payload.device)
-
-    out = WideOperands(wide(inputs.q.payload), wide(inputs.k.payload), wide(rows.dout.payload))
-    jobs = [
-        Widen(inputs.q.payload, out.q, exponents=inputs.q.exponents),
-        Widen(inputs.k.payload, out.k, exponents=inputs.k.exponents),
-        Widen(rows.dout.payload, out.dout, scales=rows.dout.scales),
-    ]
-    make_operands(jobs, schedule, head_dim)
-    return out
 
 
 def count_multiprocessors(device: Any) -> int:
@@ -139,7 +125,7 @@ def launch_backward(
     out: HopperGradients,
     stored_bytes: int,
 ) -> None:
-    """The kernels: what they share of each row; then for each chunk of heads dK and dV, and dQ."""
+    """The kernels: what they share of q and k; then for each chunk of heads dK and dV, and dQ."""
     device, dim, kv_heads = out.dq.device, out.dq.shape[2], schedule.num_kv_heads
     chunks = divide_heads(schedule, stored_bytes, X_BYTES)
     heads = max(1, chunks.heads)
@@ -148,7 +134,7 @@ def launch_backward(
     fields |= {name: pointer(x) for name, x in memory.items()} | {"pairs": chunks.pairs}
     params = structs.fill(structs.HOPPER_BACKWARD, fields)
     units = schedule.max_tiles * (schedule.num_q_heads + kv_heads)
-    launch(HOPPER_BACKWARD_COLUMNS.unit(dim=dim), "backward_columns", params, device, at_most=units)
+    launch(HOPPER_BACKWARD_OPERANDS.unit(dim=dim), "backward_operands", params, device, at_most=units)
     element = ELEMENTS[str(out.dq.dtype)]
     ticket = pointer(schedule.status) + 4 * TICKETS
     gradients = {"first": tokens_struct(out.dk), "second": tokens_struct(out.dv)}

@@ -218,7 +218,14 @@ def quantize_nvfp4(x: Any, schedule: DeviceSchedule, head_scales: Any, hadamard:
 
 
 def row_pass(
-    dout: Any, out: Any, row_sum: Any, row_max: Any, schedule: DeviceSchedule, *, gradients: Sequence[Any] = ()
+    dout: Any,
+    out: Any,
+    row_sum: Any,
+    row_max: Any,
+    schedule: DeviceSchedule,
+    *,
+    gradients: Sequence[Any] = (),
+    wide: Any = None,
 ) -> RowPass:
     """The backward's row pre-pass in one launch.
 
@@ -226,6 +233,8 @@ def row_pass(
     :param out: the forward's output.
     :param row_sum: l, float32 ``(Hq, T)``; ``row_max``: m, likewise.
     :param gradients: up to three outputs ``(T, H, D)``, or None, whose padding rows this launch clears.
+    :param wide: on Hopper, where the values of dO' go, uint8 ``(Hq, max_tiles, 256 D)``: Note [Wide tile] of
+        ``hopper/tiles.cuh``.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch
@@ -257,6 +266,7 @@ def row_pass(
             "token_scales": pointer(tiles.token_scales),
             "delta": pointer(delta),
             "top": pointer(top),
+            "wide": pointer(wide),
             "padding": padding_struct(schedule.num_tokens, tuple(gradients)),
             "tiles": pointer(schedule.tiles),
             "status": pointer(schedule.status),
@@ -265,7 +275,8 @@ def row_pass(
         },
     )
     unit = ROW_PASS.unit(element=element, dim=out.shape[2])
-    launch(unit, "row_pass", params, out.device, at_most=_count_units(schedule, heads))
+    entry = "row_pass" if wide is None else "row_pass_wide"
+    launch(unit, entry, params, out.device, at_most=_count_units(schedule, heads))
     return RowPass(tiles, delta, top)
 
 

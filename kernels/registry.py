@@ -203,7 +203,10 @@ ROW_PASS = Kernel(
     summary="backward pre-pass: dout, out, l to quantized dout / l and delta",
     source="quantize/row_pass.cu",
     params=structs.ROW_PASS.itemsize,
-    entries=(Entry("row_pass", threads=(256, 512), max_registers=112),),
+    entries=(
+        Entry("row_pass", threads=(256, 512), max_registers=112),
+        Entry("row_pass_wide", threads=(256, 512), max_registers=128, targets=(SM_90A,)),
+    ),
     parameters=(ELEMENT, HEAD_DIM),
 )
 
@@ -238,13 +241,12 @@ FORMATS = Kernel(
 HOPPER_DIM = Parameter("HEAD_DIM", "dim", (64, 128))
 RECIPE = Parameter("RECIPE", "recipe", ("mxfp8",), also=("bf16",))  # BF16: to measure what the numerics cost
 
-HOPPER_OPERANDS = Kernel(
-    name="hopper_operands",
-    summary="payload tiles to bfloat16 tiles, and what a key tile tells beside its payload",
-    source="hopper/operands.cu",
-    params=structs.HOPPER_OPERANDS.itemsize,
-    entries=(Entry("make_operands", threads=(256,), max_registers=64),),
-    parameters=(HOPPER_DIM,),
+HOPPER_FACTORS = Kernel(
+    name="hopper_factors",
+    summary="what a key tile of an unscaled recipe tells beside its payload",
+    source="hopper/factors.cu",
+    params=structs.HOPPER_FACTORS.itemsize,
+    entries=(Entry("make_factors", threads=(256,), max_registers=64),),
     targets=(SM_90A,),
 )
 
@@ -269,12 +271,12 @@ HOPPER_FORWARD = Kernel(
     seconds=2.0,
 )
 
-HOPPER_BACKWARD_COLUMNS = Kernel(
-    name="hopper_backward_columns",
-    summary="attention backward on Hopper: what a step needs of its rows beside the operands",
-    source="hopper/backward_columns.cu",
+HOPPER_BACKWARD_OPERANDS = Kernel(
+    name="hopper_backward_operands",
+    summary="attention backward on Hopper: q and k as bfloat16 tiles, and what a step needs of its rows beside",
+    source="hopper/backward_operands.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
-    entries=(Entry("backward_columns", threads=(128,), max_registers=48),),
+    entries=(Entry("backward_operands", threads=(256,), max_registers=64),),
     parameters=(HOPPER_DIM,),
     targets=(SM_90A,),
 )
@@ -347,8 +349,8 @@ BLACKWELL_DQ = Kernel(
 
 KERNELS = (
     *(SCHEDULE, QUANTIZE, ROW_PASS, EPILOGUE, DECODE, FORMATS),
-    *(HOPPER_OPERANDS, HOPPER_PACK, HOPPER_FORWARD),
-    *(HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ),
+    *(HOPPER_FACTORS, HOPPER_PACK, HOPPER_FORWARD),
+    *(HOPPER_BACKWARD_OPERANDS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ),
     BLACKWELL_FORWARD,
     BLACKWELL_BACKWARD,
     BLACKWELL_DQ,

@@ -103,6 +103,7 @@ ROW_PASS = np.dtype(
         ("token_scales", POINTER),
         ("delta", POINTER),
         ("top", POINTER),
+        ("wide", POINTER),
         ("padding", PADDING),
         ("tiles", POINTER),
         ("status", POINTER),
@@ -145,27 +146,12 @@ DECODE = np.dtype(
     align=True,
 )
 
-WIDEN_JOB = np.dtype(
+HOPPER_FACTORS = np.dtype(
     [
-        *((name, POINTER) for name in ("payload", "scales", "exponents", "wide")),
-        ("heads", COUNT),
-        ("unused", COUNT),
-    ],
-    align=True,
-)
-"""One tensor to widen, by its scales or exponents."""
-
-HOPPER_OPERANDS = np.dtype(
-    [
-        ("jobs", WIDEN_JOB, 4),
-        ("k_exponents", POINTER),
-        ("v_exponents", POINTER),
-        ("factors", POINTER),
-        ("tiles", POINTER),
-        ("status", POINTER),
+        *((name, POINTER) for name in ("k_exponents", "v_exponents", "factors", "tiles", "status")),
         ("max_tiles", STRIDE),
         ("kv_heads", COUNT),
-        ("total_heads", COUNT),
+        ("unused", COUNT),
     ],
     align=True,
 )

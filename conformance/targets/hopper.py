@@ -16,11 +16,10 @@ from flamia.conformance.targets.tensors import to_numpy, to_torch
 from flamia.kernels import hopper, hopper_backward
 from flamia.kernels.quantize import QuantizedInputs
 from flamia.kernels.registry import (
-    HOPPER_BACKWARD_COLUMNS,
     HOPPER_BACKWARD_DQ,
     HOPPER_BACKWARD_KEYS,
+    HOPPER_BACKWARD_OPERANDS,
     HOPPER_FORWARD,
-    HOPPER_OPERANDS,
     QUANTIZE,
     ROW_PASS,
     SCHEDULE,
@@ -41,8 +40,8 @@ class HopperTarget(KernelTarget):
     profile = "hopper"
     promises = frozenset(PROMISES) - {"consistency"}  # the backward keeps no P
     kernels = (
-        *(SCHEDULE, QUANTIZE, ROW_PASS, HOPPER_OPERANDS, HOPPER_FORWARD),
-        *(HOPPER_BACKWARD_COLUMNS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ),
+        *(SCHEDULE, QUANTIZE, ROW_PASS, HOPPER_FORWARD),
+        *(HOPPER_BACKWARD_OPERANDS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ),
     )
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, inputs: Inputs) -> Any:

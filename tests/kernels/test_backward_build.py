@@ -5,9 +5,8 @@ import pytest
 from flamia.kernels import disassembly, registry, targets
 from flamia.kernels.build import build, read_report
 
-UNITS = [
-    k.unit(element="bf16", dim=d) for k in (registry.HOPPER_BACKWARD_KEYS, registry.HOPPER_BACKWARD_DQ) for d in (64, 128)
-]
+KERNELS = (registry.HOPPER_BACKWARD_KEYS, registry.HOPPER_BACKWARD_DQ)
+UNITS = [k.unit(element="bf16", dim=d) for k in KERNELS for d in (64, 128)]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.name)

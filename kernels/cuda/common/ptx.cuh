@@ -36,6 +36,12 @@ __device__ __forceinline__ uint4 ld_global_nc_v4(const void* address) {
   return d;
 }
 
+__device__ __forceinline__ uint2 ld_global_nc_v2(const void* address) {
+  uint2 d;
+  asm volatile("ld.global.nc.L1::no_allocate.v2.b32 {%0, %1}, [%2];" : "=r"(d.x), "=r"(d.y) : "l"(address));
+  return d;
+}
+
 __device__ __forceinline__ uint32_t ld_global_nc_b32(const void* address) {
   uint32_t d;
   asm volatile("ld.global.nc.L1::no_allocate.b32 %0, [%1];" : "=r"(d) : "l"(address));

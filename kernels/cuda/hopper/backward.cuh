@@ -35,8 +35,8 @@ struct BackwardParams {
   const uint8_t* v;      // token blocks of 32
   const uint8_t* v1;     // token blocks of 1, for the diagonal tile; as v without one
   const uint8_t* dout;   // (q_heads, ...)
-  const uint8_t* q_wide;     // (q_heads, max_tiles, 256 D), values in bfloat16, 0 for a lost token
-  const uint8_t* k_wide;     // (kv_heads, ...)
+  uint8_t* q_wide;           // (q_heads, max_tiles, 256 D), values in bfloat16, 0 for a lost token
+  uint8_t* k_wide;           // (kv_heads, ...)
   const uint8_t* dout_wide;  // (q_heads, ...)
   const float* q_exponents;  // (q_heads, max_tiles, 128), Note [Folded exponents]
   const float* k_exponents;
@@ -113,7 +113,7 @@ __device__ __forceinline__ uint32_t uniform(uint32_t x) { return ptx::shfl_idx(x
 
 // Note [Columns]
 // ~~~~~~~~~~~~~~
-// What a step needs of its 64 queries, and an owner of its 64 keys, beside the operands: `backward_columns` writes it
+// What a step needs of its 64 queries, and an owner of its 64 keys, beside the operands: `backward_operands` writes it
 // once, and it is copied with the operands.
 struct alignas(16) QueryColumns {
   float4 score[STEP / 2];  // of each pair of queries: c 2^eQ UNIT twice, K of Note [Bits of P] twice

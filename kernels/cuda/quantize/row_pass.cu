@@ -5,6 +5,7 @@
 // blocks of 32, and delta_i = sum_d dO'q_id * out_id with the quantized dO', as a binary tree over the channels.
 #include "common/padding.cuh"
 #include "common/tokens.cuh"
+#include "quantize/wide.cuh"
 
 struct RowPassParams {
   Tokens dout;
@@ -18,6 +19,7 @@ struct RowPassParams {
   uint8_t* token_scales;  // as scales, contraction over tokens
   float* delta;           // (heads, max_tiles, 128)
   float* top;             // as delta: m, +inf in inactive rows, NaN in lost ones
+  uint8_t* wide;          // (heads, max_tiles, 256 D), Note [Wide tile]: dO', by row_pass_wide
   Padding padding;
   const layout::Tile* tiles;
   const int32_t* status;
@@ -69,6 +71,7 @@ __device__ __forceinline__ void fetch_rows(const RowPassParams& p, int head, con
   ptx::cp_async_ca_4(top, p.row_max + head * p.row_max_stride + token);
 }
 
+template <bool WIDE>
 __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, const layout::Tile& tile, int64_t slot,
                                               const uint4* stage, Shared& shared) {
   const int warp = R::warp(), lane = threadIdx.x % 32;
@@ -123,7 +126,12 @@ __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, 
       for (int i = 0; i < R::VALUES; ++i) x[i] = __fmul_rn(x[i], times);
       uint32_t codes[R::VALUES / 4];
       encode_piece<R>(codes, x, factor);
-      if (R::has_piece(q)) store_codes<R>(p.payload + slot * (layout::TILE * D), R::row(step), R::channel(q), codes);
+      if (R::has_piece(q)) {
+        store_codes<R>(p.payload + slot * (layout::TILE * D), R::row(step), R::channel(q), codes);
+        if constexpr (WIDE) {
+          store_wide<R>(p.wide + slot * (layout::TILE * 2 * D), R::row(step), R::channel(q), codes, scale);
+        }
+      }
 #pragma unroll
       for (int i = 0; i < R::VALUES; i += 2) {
         const float2 value = formats::decode_e4m3x2(codes[i / 4] >> 8 * (i % 4));
@@ -165,7 +173,8 @@ __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, 
   }
 }
 
-extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass(const __grid_constant__ RowPassParams p) {
+template <bool WIDE>
+__device__ __forceinline__ void pass_rows(const RowPassParams& p) {
   extern __shared__ uint4 stages[];
   // Two: while a tile is worked on, l and m of the next one arrive, and one barrier per tile is enough.
   __shared__ Shared shared[2];
@@ -177,7 +186,19 @@ extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass(const __
         fetch_rows(p, unit.head, tile, shared[parity]);
       },
       [&](const Unit& unit, const layout::Tile& tile, const uint4* stage, int parity) {
-        row_pass_tile(p, unit.head, tile, unit.head * p.max_tiles + unit.tile, stage, shared[parity]);
+        row_pass_tile<WIDE>(p, unit.head, tile, unit.head * p.max_tiles + unit.tile, stage, shared[parity]);
       });
   clear_padding(p.padding, p.status);
 }
+
+extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass(const __grid_constant__ RowPassParams p) {
+  pass_rows<false>(p);
+}
+
+// The same with dO' as wide tiles: on Hopper alone.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+extern "C" __constant__ const int row_pass_wide_shared_bytes = R::STAGES * STAGE_PIECES * 16;
+extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass_wide(const __grid_constant__ RowPassParams p) {
+  pass_rows<true>(p);
+}
+#endif

@@ -1,7 +1,43 @@
-// What the steps of the backward need of their rows and columns: Note [Columns]. A thread for each token of a tile.
+// What the backward needs of a tile of queries or keys beside what is saved: their values in bfloat16, Note [Wide tile],
+// and Note [Columns].
 #include "hopper/backward.cuh"
 
 using namespace backward;
+
+constexpr int PER_TILE = 256;  // threads
+constexpr int PIECES = D / 8;  // of 8 codes in a row
+constexpr int ROWS = PER_TILE / PIECES, PARTS = TILE / ROWS;
+
+// ---- wide tiles ------------------------------------------------------------------------------------------------
+
+// A thread's codes of a tile: a piece in each of some rows.
+struct Codes {
+  uint2 codes[PARTS];
+  __device__ __forceinline__ static int row(int i) { return i * ROWS + threadIdx.x / PIECES; }
+  __device__ __forceinline__ explicit Codes(const uint8_t* tile) {
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) {
+      codes[i] = ptx::ld_global_nc_v2(tile + layout::payload_offset<D>(row(i), threadIdx.x % PIECES * 8));
+    }
+  }
+  // The values, given the exponents of the 128 tokens; zeros for a lost token, whose codes may be NaN.
+  __device__ __forceinline__ void store(uint8_t* tile, const float* exponents) const {
+#pragma unroll
+    for (int i = 0; i < PARTS; ++i) {
+      const float e = exponents[row(i)], factor = exp2_scale(e);
+      uint32_t pair[4];
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const float2 x = formats::decode_e4m3x2((j < 2 ? codes[i].x : codes[i].y) >> 16 * (j % 2) & 0xFFFF);
+        pair[j] = e == e ? ptx::cvt_rn_bf16x2_f32(__fmul_rn(x.y, factor), __fmul_rn(x.x, factor)) : 0;
+      }
+      ptx::st_global_v4(tile + layout::payload_offset<2 * D>(row(i), threadIdx.x % PIECES * 16),
+                        make_uint4(pair[0], pair[1], pair[2], pair[3]));
+    }
+  }
+};
+
+// ---- columns: a thread for each token --------------------------------------------------------------------------
 
 // Flags of a block of 32 tokens, a warp's.
 __device__ __forceinline__ uint32_t flags_of(bool usual) { return ptx::vote_any(!usual) ? SLOW : 0; }
@@ -42,16 +78,22 @@ __device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot,
   }
 }
 
-extern "C" __global__ void __launch_bounds__(128, 8) backward_columns(const __grid_constant__ BackwardParams p) {
+extern "C" __global__ void __launch_bounds__(PER_TILE, 4) backward_operands(const __grid_constant__ BackwardParams p) {
   const uint32_t q_heads = p.kv_heads * p.group, heads = q_heads + p.kv_heads;
   const uint32_t units = uint32_t(p.status[layout::NUM_TILES]) * heads;
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
     const uint32_t index = unit / heads, head = unit % heads;
-    if (head < q_heads) {
-      write_query(p, head * p.max_tiles + index, threadIdx.x);
-    } else {
-      write_key(p, (head - q_heads) * p.max_tiles + index, threadIdx.x, p.tiles[index].rows);
+    const bool query = head < q_heads;
+    const int64_t slot = (query ? head : head - q_heads) * p.max_tiles + index;
+    const Codes codes((query ? p.q : p.k) + slot * TILE_BYTES);
+    if (threadIdx.x < TILE) {
+      if (query) {
+        write_query(p, slot, threadIdx.x);
+      } else {
+        write_key(p, slot, threadIdx.x, p.tiles[index].rows);
+      }
     }
+    codes.store((query ? p.q_wide : p.k_wide) + slot * 2 * TILE_BYTES, (query ? p.q_exponents : p.k_exponents) + slot * TILE);
   }
 }
