@@ -18,7 +18,7 @@ from flamia.kernels.launch import launch
 from flamia.kernels.quantize import QuantizedInputs, RowPass, row_pass
 from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, Unit
 from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, TICKETS, DeviceSchedule
-from flamia.kernels.stored import STORED_BYTES, Chunks, check_stored_bytes, divide_heads
+from flamia.kernels.stored import Chunks, check_stored_bytes, divide_heads
 from flamia.kernels.tensors import TILE, check_softmax_scale, pointer, softmax_constant
 
 USUAL_CONSTANTS = {"c": (2.0**-60, 2.0**60), "softmax_scale": (2.0**-10, 2.0**10)}
@@ -34,6 +34,10 @@ READ: dict[str, dict[str, tuple[str, ...]]] = {
     "nvfp4_fp8": {"q": _FOLDED, "k": _FOLDED, "v": _SCALED, "v1": _SCALED, "q4": _SCALED, "k4": _SCALED},
 }
 """What the kernels read of the quantized inputs, by recipe."""
+
+STORED_BYTES = 16 << 30
+"""Default bound of the memory for tiles of X: three KV heads of eight query heads at 32K tokens, causal. With one at a
+time the longest item of a launch would be more than a CTA's share of it."""
 
 MAX_CTAS = 160
 """CTAs of a launch: a B200 has 148 multiprocessors, no chip of the family more than 160."""

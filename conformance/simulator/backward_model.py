@@ -12,17 +12,24 @@ L2 cache.
 
 *Prediction*: a kernel takes its busiest unit; published kernels reach 73 to 79 % of such a bound, and `ATTAINED` is
 taken for what FLAMIA might reach. The products of the next tile overlap with the numbers of this one (Note [Order of
-backward products]), so no chain is added.
+backward products]), so no chain is added. CTAs are taken to be equally busy; `busiest_share` says how busy they are.
+
+*Comparison*: with times that cuDNN's authors published for bfloat16, causal, 64 query heads on 8 KV heads of 128, on a
+GB200 (cudnn-frontend, ``benchmark/sdpa_benchmark_training/results/llama3.1/gb200/llama3.1_20260424_100750.csv``), with
+half of the attention matrix counted, as they do. Forward (exact exponentials) and backward reach `ATTAINED` of their
+bounds; quantization and the row pass, 0.6 GB at 8K, pass at memory speed.
 """
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from flamia.conformance.simulator import forward_model
 from flamia.conformance.simulator.forward_model import ALU, CLOCK_GHZ, CONVERSION, FP32, INTEGER_FMA, SMS
 from flamia.conformance.simulator.machine_path import shortest_turn
 from flamia.kernels.build import build
@@ -110,6 +117,88 @@ def petaflops(target: str, dim: int, clocks: float) -> float:
     return 10 * 128 * 128 * dim / clocks * SMS * CLOCK_GHZ[target] * 1e9 / 1e15
 
 
+PUBLISHED = {8192: (1.574, 1.332, 1.157), 32768: (1.622, 1.226, 1.068)}
+"""PFLOP/s of cuDNN in bfloat16 by length: forward, backward, deterministic backward; Note [Backward model]."""
+QUANTIZING_MS = {8192: 0.10, 32768: 0.40}
+"""Quantization of q, k, v and dout, and the row pass."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Milliseconds of forward and backward, by the model and as published.
+
+    :param forward, backward: of FLAMIA, at `ATTAINED` of the bound. :param rest: of quantization and the row pass.
+    :param published: of cuDNN in bfloat16; ``deterministic``: the same with its deterministic backward.
+    """
+
+    forward: float
+    backward: float
+    rest: float
+    published: float
+    deterministic: float
+
+    @property
+    def total(self) -> float:
+        """Of FLAMIA."""
+        return self.forward + self.backward + self.rest
+
+    @property
+    def gain(self) -> float:
+        """How many times faster than cuDNN in bfloat16."""
+        return self.published / self.total
+
+
+def compare(length: int, clocks: float | None = None, heads: int = 64) -> Comparison:
+    """The comparison of Note [Backward model], for MXFP8 on sm_100a and a head_dim of 128.
+
+    :param length: a key of `PUBLISHED`.
+    :param clocks: of the backward per tile; None: those of dQ from stored X.
+    """
+    if clocks is None:
+        clocks = sum(max(kernel_units(c).values()) for c in (_record("keys"), _record("stored")))
+    (record,) = (
+        c
+        for c in forward_model.read_counts()
+        if (c.target, c.recipe, c.dim, c.exp2) == ("sm_100a", "mxfp8", 128, "exact")
+    )
+    predicted = forward_model.predict(record.target, record.softmax, record.dim)
+    work = length**2 * 128 * heads / 2 / 1e12  # of one product is twice that
+    forward, backward, deterministic = PUBLISHED[length]
+    return Comparison(
+        4 * work / predicted.petaflops(128, predicted.clocks) / ATTAINED,
+        10 * work / petaflops("sm_100a", 128, clocks) / ATTAINED,
+        QUANTIZING_MS[length],
+        4 * work / forward + 10 * work / backward,
+        4 * work / forward + 10 * work / deterministic,
+    )
+
+
+def apart_clocks() -> float:
+    """Clocks per tile if dQ from stored X ran beside the owner of keys of other heads, on multiprocessors of its own.
+
+    Then memory has the time of both, and dQ takes its busiest unit but memory.
+    """
+    own, stored = kernel_units(_record("keys")), kernel_units(_record("stored"))
+    together = own["memory"] + stored.pop("memory")
+    return max(max(own.values()) + max(stored.values()), together)
+
+
+def busiest_share(length: int, kv_heads: int, group: int = 8) -> float:
+    """Work of the busiest CTA of a launch of the owner of keys, over the mean: a causal document, longest items first.
+
+    :param kv_heads: of the launch, of ``group`` query heads each.
+    """
+    items = [group * tiles for tiles in range(length // 128, 0, -1) for _ in range(kv_heads)]
+    ctas = [0] * SMS
+    for item in items:
+        heapq.heapreplace(ctas, ctas[0] + item)
+    return max(ctas) / (sum(items) / SMS)
+
+
+def _record(owner: str) -> Counts:
+    return next(c for c in read_counts() if (c.target, c.owner, c.dim) == ("sm_100a", owner, 128))
+
+
 RECORD = Path(__file__).with_name("backward_counts.json")
 """Counts of every build, as `count_builds` found them: tables need no disassembler."""
 
@@ -192,4 +281,15 @@ def prediction_table() -> list[str]:
             ceiling = petaflops(c.target, c.dim, clocks)
             row = f"| {c.target} | {c.recipe} | {c.dim} | {name} | {clocks:.0f}"
             out.append(f"{row} | {ceiling:.2f} | {ATTAINED * ceiling:.2f} |")
+    return out
+
+
+def comparison_table() -> list[str]:
+    """Lines of a Markdown table: `compare` for every published length."""
+    out = ["| length | forward | backward | quantization, row pass | all | cuDNN bf16 | faster | deterministic |"]
+    out.append("|---|---|---|---|---|---|---|---|")
+    for length in PUBLISHED:
+        c = compare(length)
+        parts = f"{c.forward:.2f} | {c.backward:.2f} | {c.rest:.2f} | {c.total:.2f} | {c.published:.2f}"
+        out.append(f"| {length} | {parts} | **{c.gain:.2f}** | {c.deterministic / c.total:.2f} |")
     return out
