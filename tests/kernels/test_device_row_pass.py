@@ -5,7 +5,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from flamia.kernels import epilogue, quantize, schedule
-from flamia.reference import layout
+from flamia.reference import formats, layout
 from flamia.reference.backward import row_pass as twin
 from flamia.reference.documents import TILE
 from flamia.reference.forward import Forward
@@ -36,23 +36,31 @@ def same_bits(got, expected):
     np.testing.assert_array_equal(got[:, : expected.shape[1]], expected)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("dim", [32, 64, 96, 128, 192, 224, 256])
-def test_quick_row_pass(poisoned, to_numpy, draw, dim, dtype):
+def expect_wide(operand, cu):
+    """Note [Wide tile] of ``hopper/tiles.cuh``: the values of dO' in bfloat16."""
+    scale = np.exp2(operand.scale.astype(np.float32) - 127)[..., None]
+    values = formats.decode_table(formats.E4M3)[operand.payload] * scale
+    return layout.pack_payload(values.astype(bfloat16).view(np.uint8), cu)
+
+
+def check_row_pass(device, to_numpy, draw, dim, dtype, wide):
+    """Everything that a launch writes; if ``wide``, with wide tiles."""
     import torch
 
     heads = 3
-    cu, plan = make_plan(poisoned, (heads, 1))
+    cu, plan = make_plan(device, (heads, 1))
     tokens, kind = plan.num_tokens, getattr(torch, dtype)
     dout, out = draw((tokens, heads, dim), kind, 1), draw((tokens, heads, dim), kind, 2)
-    generator = torch.Generator(device=poisoned).manual_seed(3)
-    row_sum = torch.exp2(6 * torch.rand((heads, tokens), generator=generator, device=poisoned))
-    row_max = torch.randint(-40, 40, (heads, tokens), generator=generator, device=poisoned).float()
+    dout[int(cu[-2]) :] *= 2.0**-128  # a document whose values are subnormal in bfloat16
+    generator = torch.Generator(device=device).manual_seed(3)
+    row_sum = torch.exp2(6 * torch.rand((heads, tokens), generator=generator, device=device))
+    row_max = torch.randint(-40, 40, (heads, tokens), generator=generator, device=device).float()
     for value in (float("nan"), float("inf"), 0.0):
-        chosen = torch.rand((heads, tokens), generator=generator, device=poisoned) < 0.02
+        chosen = torch.rand((heads, tokens), generator=generator, device=device) < 0.02
         row_sum = torch.where(chosen, torch.full_like(row_sum, value), row_sum)
-    dq, dk = (torch.full((tokens, h, dim), 7.0, dtype=kind, device=poisoned) for h in (heads, 1))
-    got = quantize.row_pass(dout, out, row_sum, row_max, plan, gradients=(dq, None, dk))
+    dq, dk = (torch.full((tokens, h, dim), 7.0, dtype=kind, device=device) for h in (heads, 1))
+    room = torch.empty((heads, plan.max_tiles, 2 * TILE * dim), dtype=torch.uint8, device=device) if wide else None
+    got = quantize.row_pass(dout, out, row_sum, row_max, plan, gradients=(dq, None, dk), wide=room)
 
     l, m = to_numpy(row_sum), to_numpy(row_max)  # noqa: E741
     forward = Forward(
@@ -68,8 +76,27 @@ def test_quick_row_pass(poisoned, to_numpy, draw, dim, dtype):
         np.testing.assert_array_equal(to_numpy(tiles)[:, : packed.shape[1]], packed)
     same_bits(to_numpy(got.delta), rows_to_tiles(want.delta, cu, 0.0))
     same_bits(to_numpy(got.top), rows_to_tiles(want.top, cu, np.inf))
+    if wide:
+        packed = expect_wide(operand, cu)
+        np.testing.assert_array_equal(to_numpy(room)[:, : packed.shape[1]], packed)
     for gradient in (dq, dk):
         assert (to_numpy(gradient)[: cu[-1]] == 7).all() and (to_numpy(gradient)[cu[-1] :] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 192, 224, 256])
+def test_quick_row_pass(poisoned, to_numpy, draw, dim, dtype):
+    check_row_pass(poisoned, to_numpy, draw, dim, dtype, wide=False)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("dim", [64, 96, 128])
+def test_quick_row_pass_with_wide_tiles(poisoned, to_numpy, draw, dim, dtype):
+    import torch
+
+    if torch.cuda.get_device_capability(poisoned) != (9, 0):
+        pytest.skip("the Hopper kernels need compute capability 9.0")
+    check_row_pass(poisoned, to_numpy, draw, dim, dtype, wide=True)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from flamia.conformance.simulator.host import simulated_device  # noqa: E402
 from flamia.conformance.simulator.machine import faults  # noqa: E402
 from flamia.kernels import conversions, epilogue, quantize, schedule  # noqa: E402, F401  whose launches are simulated
-from flamia.kernels.targets import TARGETS  # noqa: E402
+from flamia.kernels.targets import SM_90A, TARGETS  # noqa: E402
 from flamia.reference import formats  # noqa: E402
 from tests.kernels import test_device_formats as formats_tests  # noqa: E402
 from tests.kernels import test_device_quantize as quantize_tests  # noqa: E402
@@ -94,6 +94,13 @@ def test_decoding(device):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_row_pass(device, dtype):
     row_tests.test_quick_row_pass(device, to_numpy, draw, 64, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_pass_with_wide_tiles(monkeypatch, dtype):
+    monkeypatch.setattr(row_tests, "LENGTHS", [*RAGGED, 5])
+    with simulated_device(SM_90A, seed=1) as (device, _):
+        row_tests.check_row_pass(device, to_numpy, draw, 64, dtype, wide=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
