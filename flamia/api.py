@@ -79,7 +79,8 @@ def attention(
     :param cu_seqlens: int32 or int64 ``(documents + 1,)`` on the device of q: document i owns the rows
         ``cu_seqlens[i] <= t < cu_seqlens[i + 1]``. Starts at 0, never decreases, ends at or before T; empty documents
         are legal, and rows past the end are padding (output and gradients 0, LSE -inf).
-    :param max_seqlen: an upper bound of the documents' lengths. Nothing needs it; if given it is checked.
+    :param max_seqlen: an upper bound of the documents' lengths. Nothing needs it; if given it is checked, and spares a
+        GPU's backward memory, or launches, for a pack of short documents.
     :param recipe: a `flamia.Recipe` or the name of one, see :doc:`/recipes`.
     :param causal: a query sees the keys of its document up to itself; False: all keys of its document.
     :param softmax_scale: from 0 to half of the largest float32; default ``1 / sqrt(D)``.

@@ -51,12 +51,14 @@ class AttentionKernel:
 
     :param name: unique; what ``flamia doctor`` prints.
     :param identity: what a certificate must name: source hash, chip and compiler as they are now.
-    :param forward: ``(q, k, v, cu_seqlens, recipe, causal, softmax_scale) -> (out, lse, m, l, saved)``, where
-        ``saved`` is a list of tensors.
-    :param backward: ``(dout, out, m, l, cu_seqlens, saved, kv_heads, recipe, causal, softmax_scale) -> (dq, dk, dv)``.
+    :param forward: ``(q, k, v, cu_seqlens, recipe, causal, softmax_scale, max_seqlen) -> (out, lse, m, l, saved)``,
+        where ``saved`` is a list of tensors.
+    :param backward: ``(dout, out, m, l, cu_seqlens, saved, kv_heads, recipe, causal, softmax_scale, max_seqlen) ->
+        (dq, dk, dv)``.
     :param empty_saved: ``(q, k, v, cu_seqlens, recipe, causal) -> saved``, uninitialised, for tracing.
-    :param checks_documents: whether ``forward`` itself makes a device-side assertion of an illegal ``cu_seqlens``, and
-        computes nothing from it; without it the operator checks first, in about ten launches.
+    :param checks_documents: whether ``forward`` itself makes a device-side assertion of an illegal ``cu_seqlens`` or a
+        document longer than ``max_seqlen``, and computes nothing from it; without it the operator checks first, in
+        about ten launches.
     """
 
     name: str

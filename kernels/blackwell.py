@@ -70,6 +70,7 @@ def attention_forward(
     nvfp4: Nvfp4 | None = None,
     score_factor: float = 1.0,
     backward: bool = True,
+    max_seqlen: int | None = None,
     exp2: str = "exact",
     strict: bool = False,
     hooks: bool = False,
@@ -85,6 +86,7 @@ def attention_forward(
     :param nvfp4: how q and k are quantized; for the recipe ``nvfp4_fp8``, exactly.
     :param score_factor: the product of the constant head scales of q and k, rounded to FP32: 0 to infinity.
     :param backward: whether the schedule shall have the backward's items.
+    :param max_seqlen: see `flamia.kernels.schedule.build_schedule`.
     :param exp2: ``"exact"``, or ``"hardware"``: faster, within an error budget.
     :param strict: wait where PTX promises no order.
     :param hooks: return P and m_t of every tile.
@@ -102,7 +104,7 @@ def attention_forward(
     scale = check_softmax_scale(softmax_scale, q.shape[2])
     if q.shape[2] not in HEAD_DIMS:
         raise ValueError(f"q must have a head_dim of {HEAD_DIMS} on Blackwell, got {q.shape[2]}")
-    schedule = build_schedule(cu_seqlens, q.shape[0], q.shape[1], k.shape[1], causal, backward)
+    schedule = build_schedule(cu_seqlens, q.shape[0], q.shape[1], k.shape[1], causal, backward, max_seqlen)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shape = (q.shape[1], q.shape[0])
     lse, m, l = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(3))  # noqa: E741

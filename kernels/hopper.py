@@ -162,6 +162,7 @@ def attention_forward(
     causal: bool = True,
     softmax_scale: float | None = None,
     backward: bool = True,
+    max_seqlen: int | None = None,
 ) -> HopperForward:
     """Attention of packed documents.
 
@@ -172,6 +173,7 @@ def attention_forward(
     :param recipe: one of `RECIPES`.
     :param softmax_scale: finite and >= 0; default ``1 / sqrt(D)``.
     :param backward: whether the schedule shall have the backward's items.
+    :param max_seqlen: see `flamia.kernels.schedule.build_schedule`.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch
@@ -182,7 +184,7 @@ def attention_forward(
     if q.shape[2] not in HEAD_DIMS:
         raise ValueError(f"q must have a head_dim of {HEAD_DIMS} on Hopper, got {q.shape[2]}")
     scale = check_softmax_scale(softmax_scale, q.shape[2])
-    schedule = build_schedule(cu_seqlens, q.shape[0], q.shape[1], k.shape[1], causal, backward)
+    schedule = build_schedule(cu_seqlens, q.shape[0], q.shape[1], k.shape[1], causal, backward, max_seqlen)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     shape = (q.shape[1], q.shape[0])
     lse, m, l = (torch.empty(shape, dtype=torch.float32, device=q.device) for _ in range(3))  # noqa: E741

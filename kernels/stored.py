@@ -43,15 +43,19 @@ def check_stored_bytes(stored_bytes: Any) -> None:
         raise ValueError(f"stored_bytes must be at least 0, got {stored_bytes}")
 
 
-def count_pairs(schedule: DeviceSchedule) -> int:
-    """Numbers that ``layout::pair_of`` of ``common/pairs.cuh`` may give, for one query head."""
-    tiles, longest = schedule.max_tiles, schedule.longest
-    return tiles * (longest + 1) // 2 if schedule.causal else tiles * longest
+def count_pairs(num_tokens: int, num_documents: int, longest: int, causal: bool) -> int:
+    """Numbers of pairs in a query head, used or not: Note [Numbers of pairs] of ``common/pairs.cuh``.
+
+    :param longest: tiles of a document at most.
+    """
+    return num_tokens * (longest + 2 if causal else 2 * (longest + 1)) // 256 + num_documents
 
 
 def divide_heads(schedule: DeviceSchedule, stored_bytes: int, pair_bytes: int) -> Chunks:
     """As few chunks as fit the bound, and those as equal as they can be: Note [Bounded X]."""
-    pairs, kv_heads = count_pairs(schedule), schedule.num_kv_heads
+    documents = schedule.tile_offsets.shape[0] - 1
+    pairs = count_pairs(schedule.num_tokens, documents, schedule.longest, schedule.causal)
+    kv_heads = schedule.num_kv_heads
     group = schedule.num_q_heads // kv_heads
     fit = min(kv_heads, stored_bytes // max(1, group * pairs * pair_bytes))
     if fit == 0:

@@ -20,6 +20,7 @@ from flamia.conformance.simulator.machine.devicememory import DeviceMemory, Unin
 from flamia.conformance.simulator.machine.launch import Report, simulate
 from flamia.kernels import structs
 from flamia.kernels.registry import BLACKWELL_BACKWARD, BLACKWELL_DQ, SOURCES
+from flamia.kernels.stored import count_pairs
 from flamia.kernels.targets import SM_100A, Target
 from flamia.reference import layout
 from flamia.reference.arguments import softmax_constant
@@ -235,7 +236,7 @@ def run_backward(
         address[name] = memory.allocate(x.view(np.uint8), name) if x.size else 0
     tiles = max(len(arrays["tiles"]), 1)
     streamed = int((-(-np.diff(f.cu_seqlens) // TILE)).max(initial=1))
-    pairs = tiles * (streamed + 1) // 2 if f.causal else tiles * streamed
+    pairs = count_pairs(total, len(f.cu_seqlens) - 1, streamed, f.causal)
     at_once = heads_at_once or hkv
     stored = hq // hkv * min(at_once, hkv) * pairs if STORED in owners else 0
     for name, size in (("x", X_TILE_BYTES), ("x_scales", X_SCALE_BYTES)):

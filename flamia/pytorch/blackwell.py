@@ -59,7 +59,14 @@ def make_kernels(device: int) -> list[AttentionKernel]:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: Recipe, causal: bool, softmax_scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    recipe: Recipe,
+    causal: bool,
+    softmax_scale: float,
+    max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """out, lse, m, l and what `backward` needs."""
     from flamia.conformance.targets.blackwell import make_nvfp4
@@ -77,6 +84,7 @@ def forward(
         nvfp4=nvfp4,
         score_factor=factor,
         backward=False,
+        max_seqlen=max_seqlen,
     )
     got.schedule.assert_legal()
     return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, saved_names(recipe))
@@ -93,6 +101,7 @@ def backward(
     recipe: Recipe,
     causal: bool,
     softmax_scale: float,
+    max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv in the dtype of out."""
     from flamia.conformance.targets.blackwell import score_factor
@@ -100,7 +109,7 @@ def backward(
     from flamia.kernels.schedule import build_schedule
 
     inputs = load_tiles(saved, saved_names(recipe), causal)
-    schedule = build_schedule(cu_seqlens, out.shape[0], out.shape[1], kv_heads, causal)
+    schedule = build_schedule(cu_seqlens, out.shape[0], out.shape[1], kv_heads, causal, max_seqlen=max_seqlen)
     found = attention_backward(
         dout, out, m, l, inputs, schedule, softmax_scale, recipe=recipe.name, score_factor=score_factor(recipe)
     )

@@ -47,6 +47,7 @@ def attention(
     if batch is not None:
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         cu_seqlens = torch.arange(batch[0] + 1, device=q.device) * batch[1]
+        max_seqlen = batch[1] if max_seqlen is None else max_seqlen
     out, lse, *_ = torch.ops.flamia.attention_forward(
         q, k, v, cu_seqlens, max_seqlen, text, causal, softmax_scale, implementation
     )

@@ -47,13 +47,28 @@ def make_kernels(device: int) -> list[AttentionKernel]:
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: Recipe, causal: bool, softmax_scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    recipe: Recipe,
+    causal: bool,
+    softmax_scale: float,
+    max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     """out, lse, m, l and what `backward` needs."""
     from flamia.kernels.hopper import attention_forward
 
     got = attention_forward(
-        q, k, v, cu_seqlens, recipe=recipe.name, causal=causal, softmax_scale=softmax_scale, backward=False
+        q,
+        k,
+        v,
+        cu_seqlens,
+        recipe=recipe.name,
+        causal=causal,
+        softmax_scale=softmax_scale,
+        backward=False,
+        max_seqlen=max_seqlen,
     )
     got.schedule.assert_legal()
     return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, SAVED)
@@ -70,13 +85,14 @@ def backward(
     recipe: Recipe,
     causal: bool,
     softmax_scale: float,
+    max_seqlen: int | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dq, dk and dv in the dtype of out."""
     from flamia.kernels.hopper_backward import attention_backward
     from flamia.kernels.schedule import build_schedule
 
     inputs = load_tiles(saved, SAVED, causal)
-    schedule = build_schedule(cu_seqlens, out.shape[0], out.shape[1], kv_heads, causal)
+    schedule = build_schedule(cu_seqlens, out.shape[0], out.shape[1], kv_heads, causal, max_seqlen=max_seqlen)
     if dout.stride(-1) != 1:
         dout = dout.contiguous()
     found = attention_backward(dout, out, m, l, inputs, schedule, softmax_scale)

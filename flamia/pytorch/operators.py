@@ -37,7 +37,8 @@ torch.library.define(
 torch.library.define(
     "flamia::attention_backward",
     "(Tensor dout, Tensor out, Tensor m, Tensor l, Tensor cu_seqlens, Tensor[] saved, SymInt kv_heads, str recipe, "
-    "bool causal, float? softmax_scale, str implementation) -> (Tensor dq, Tensor dk, Tensor dv)",
+    "bool causal, float? softmax_scale, str implementation, SymInt? max_seqlen=None) "
+    "-> (Tensor dq, Tensor dk, Tensor dv)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 
@@ -60,11 +61,11 @@ def _forward(
     kernel = dispatch.get_kernel(implementation)
     if not kernel.checks_documents:
         assert_documents(cu_seqlens, q.shape[0])
+        if max_seqlen is not None:
+            assert_longest(cu_seqlens, max_seqlen)
     result: tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]] = kernel.forward(
-        q, k, v, cu_seqlens, chosen, causal, _scale(softmax_scale, q)
+        q, k, v, cu_seqlens, chosen, causal, _scale(softmax_scale, q), max_seqlen
     )
-    if max_seqlen is not None:  # no kernel reads it, so this need not come first
-        assert_longest(cu_seqlens, max_seqlen)
     return result
 
 
@@ -80,6 +81,7 @@ def _backward(
     causal: bool,
     softmax_scale: float | None,
     implementation: str,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     chosen = decode_recipe(recipe)
     if cpu.is_reference(implementation):
@@ -87,7 +89,7 @@ def _backward(
         return cpu.backward(dout, out, m, l, cu_seqlens, saved, kv_heads, chosen, causal, softmax_scale, profile)
     kernel = dispatch.get_kernel(implementation)
     result: tuple[Tensor, Tensor, Tensor] = kernel.backward(
-        dout, out, m, l, cu_seqlens, saved, kv_heads, chosen, causal, _scale(softmax_scale, out)
+        dout, out, m, l, cu_seqlens, saved, kv_heads, chosen, causal, _scale(softmax_scale, out), max_seqlen
     )
     return result
 
@@ -129,6 +131,7 @@ def _fake_backward(
     causal: bool,
     softmax_scale: float | None,
     implementation: str,
+    max_seqlen: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     total, _, dim = out.shape
     dk, dv = (out.new_empty((total, kv_heads, dim)) for _ in range(2))
@@ -136,7 +139,7 @@ def _fake_backward(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    _, k, _, cu_seqlens, _, *ctx.rest = inputs
+    _, k, _, cu_seqlens, ctx.max_seqlen, *ctx.rest = inputs
     out, lse, m, l, saved = output  # noqa: E741
     ctx.mark_non_differentiable(lse, m, l, *saved)
     ctx.set_materialize_grads(False)  # no zeros for lse, m, l and the payloads
@@ -150,7 +153,8 @@ def _differentiate(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | Non
         return (None, None, None, *nothing)
     check_no_tangent("dout", dout)
     out, m, l, cu_seqlens, *saved = ctx.saved_tensors  # noqa: E741
-    gradients = torch.ops.flamia.attention_backward(dout, out, m, l, cu_seqlens, saved, ctx.kv_heads, *ctx.rest)
+    rest = (saved, ctx.kv_heads, *ctx.rest, ctx.max_seqlen)
+    gradients = torch.ops.flamia.attention_backward(dout, out, m, l, cu_seqlens, *rest)
     return (*gradients, *nothing)
 
 

@@ -40,8 +40,8 @@ def test_forward_and_backward_give_the_references_bits(monkeypatch):
     built = []
     monkeypatch.setattr(host, "build", lambda unit, target: (built.append(unit.kernel), build(unit, target))[1])
     with host.simulated_device(targets.SM_90A):
-        out, lse, m, l, saved = hopper.forward(q, k, v, cu, MXFP8, causal, scale)  # noqa: E741
-        gradients = hopper.backward(dout, out, m, l, cu, saved, 1, MXFP8, causal, scale)
+        out, lse, m, l, saved = hopper.forward(q, k, v, cu, MXFP8, causal, scale, 40)  # noqa: E741
+        gradients = hopper.backward(dout, out, m, l, cu, saved, 1, MXFP8, causal, scale, 40)
     assert set(built) == set(HopperTarget.kernels), "a certificate must name every source that is launched"
     assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in traced]
     expected = attention_forward(

@@ -44,7 +44,7 @@ def test_opcheck(recipe, dtype):
     rest = (recipe, True, 0.2, "reference:ideal")
     torch.library.opcheck(forward_op, (q, k, v, cu, None, *rest))
     out, _, m, l, kept = (x if isinstance(x, list) else x.detach() for x in forward_op(q, k, v, cu, None, *rest))  # noqa: E741
-    torch.library.opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest))
+    torch.library.opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest, 39))
     torch.library.opcheck(backward_op, (dout[:1].expand_as(dout), out, m, l, cu, kept, 2, *rest))
 
 
@@ -148,12 +148,12 @@ def test_recipes_survive_as_text(recipe):
 def kernel(tmp_path):
     """A registered kernel that computes with the reference, padding what it saves as kernels do."""
 
-    def forward(q, k, v, cu, recipe, causal, scale):
+    def forward(q, k, v, cu, recipe, causal, scale, longest):
         *results, kept = cpu.forward(q, k, v, cu, None, recipe, causal, scale, "ideal")
         return (*results, [*kept, torch.zeros(7)])
 
-    def backward(dout, out, m, l, cu, kept, *rest):  # noqa: E741
-        return cpu.backward(dout, out, m, l, cu, kept[:-1], *rest, "ideal")
+    def backward(dout, out, m, l, cu, kept, heads, recipe, causal, scale, longest):  # noqa: E741
+        return cpu.backward(dout, out, m, l, cu, kept[:-1], heads, recipe, causal, scale, "ideal")
 
     def empty_saved(q, k, v, cu, recipe, causal):
         return [*saved.empty_operands(q, k, v, recipe, causal), q.new_empty(7, dtype=torch.float32)]
@@ -227,17 +227,21 @@ def test_documents_of_a_kernel_are_checked_on_the_device(kernel, boundaries, lon
 
 def test_a_kernel_that_checks_documents_is_not_checked_twice(kernel, monkeypatch):
     calls = []
+    kept = dispatch._table[kernel.name][1]
+    counted = dataclasses.replace(kernel, forward=lambda *rest: (calls.append(rest[-1]), kernel.forward(*rest))[1])
+    monkeypatch.setitem(dispatch._table, kernel.name, (counted, kept))
     monkeypatch.setattr("flamia.pytorch.operators.assert_documents", lambda *_: calls.append("boundaries"))
     monkeypatch.setattr("flamia.pytorch.operators.assert_longest", lambda *_: calls.append("longest"))
     q, k, v, _ = random_qkv(total=70)
     rest = ("mxfp8", True, None, kernel.name)
     forward_op(q, k, v, torch.tensor([0, 70]), None, *rest)
-    assert calls == ["boundaries"]
-    certificate = dispatch._table[kernel.name][1]
-    monkeypatch.setitem(dispatch._table, kernel.name, (dataclasses.replace(kernel, checks_documents=True), certificate))
+    forward_op(q, k, v, torch.tensor([0, 70]), 71, *rest)
+    assert calls == ["boundaries", None, "boundaries", "longest", 71]
+    monkeypatch.setitem(dispatch._table, kernel.name, (dataclasses.replace(counted, checks_documents=True), kept))
+    del calls[:]
     forward_op(q, k, v, torch.tensor([0, 70]), None, *rest)
     forward_op(q, k, v, torch.tensor([0, 70]), 70, *rest)
-    assert calls == ["boundaries", "longest"]
+    assert calls == [None, 70]
 
 
 def test_checking_documents_on_the_device_waits_for_nothing():

@@ -100,7 +100,7 @@ struct Computer {
   __device__ __forceinline__ int64_t first_pair(const Work& work, int g) const {
     const int key = work.tile - work.base, query = work.diagonal < 0 ? 0 : key;
     const int64_t head = int64_t(work.head - p.first_head) * p.group + g;
-    return head * p.pairs + pair_of(p.causal, p.longest, work.base, work.count, query, key);
+    return head * p.pairs + pair_of(p.causal, work.pair, work.count, query, key);
   }
 
   // X of block i of this thread's two to global memory, in the order in which a product reads it from shared memory.

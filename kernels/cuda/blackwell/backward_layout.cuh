@@ -78,7 +78,7 @@ struct alignas(16) Work {
   int32_t diagonal;  // which of the tiles that stream by is the owner's own; -1 if that has no meaning
   int32_t base;      // the document's first tile, in the tile table
   int32_t count;     // the document's tiles
-  int32_t unused[2];
+  int64_t pair;      // the number of its first pair of tiles
 };
 static_assert(sizeof(Work) == 48, "three 16-byte loads");
 

@@ -24,7 +24,9 @@ __device__ __forceinline__ Work describe_item(const BackwardParams& p, const int
   work.slot = owner;
   work.head = item.y;
   work.tile = base + index;
-  work.rows = p.tiles[base + index].rows;
+  const layout::Tile tile = p.tiles[base + index];
+  work.rows = tile.rows;
+  work.pair = first_pair(p.causal, p.longest, item.x, tile.start - index * TILE);
   work.columns = p.tiles[base + count - 1].rows;
   if constexpr (KEYS) {
     work.tiles = p.causal ? count - index : count;

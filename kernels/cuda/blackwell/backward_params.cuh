@@ -65,5 +65,6 @@ struct BackwardParams {
 static_assert(sizeof(BackwardParams) == PARAMS_BYTES, "BackwardParams must match structs.BLACKWELL_BACKWARD");
 
 using layout::pair_of;  // where X of query tile i and key tile j of a document lies in `x`, within its head
+using layout::first_pair;
 
 }  // namespace blackwell::backward

@@ -47,6 +47,8 @@ struct alignas(16) Work {
   int32_t count;  // its tiles
   int32_t keys[QUERY_TILES];  // key tiles that each query tile sees; the second sees as many or one more
   int32_t unused;
+  int64_t pair;  // the number of the document's first pair of tiles
+  int64_t unused_too;
 };
 
 struct alignas(1024) Shared {
@@ -72,6 +74,7 @@ __device__ __forceinline__ Work describe_item(const BackwardParams& p, const int
   work.head = item.y;
   work.first = item.z;
   work.tiles = min(work.count - item.z, QUERY_TILES);
+  work.pair = backward::first_pair(p.causal, p.longest, item.x, p.tiles[work.base].start);
   work.keys[0] = p.causal ? item.z + 1 : work.count;
   work.keys[1] = work.tiles < 2 ? 0 : p.causal ? item.z + 2 : work.count;
   return work;
@@ -79,7 +82,7 @@ __device__ __forceinline__ Work describe_item(const BackwardParams& p, const int
 
 __device__ __forceinline__ int64_t pair_slot(const BackwardParams& p, const Work& work, int i, int j) {
   const int64_t head = work.head - int64_t(p.first_head) * p.group;
-  return head * p.pairs + pair_of(p.causal, p.longest, work.base, work.count, work.first + i, j);
+  return head * p.pairs + pair_of(p.causal, work.pair, work.count, work.first + i, j);
 }
 
 __device__ __forceinline__ void fetch(void* to, const void* from, uint32_t bytes, const uint64_t& barrier) {

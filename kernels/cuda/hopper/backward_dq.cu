@@ -84,6 +84,7 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
 
     Item item{};
     int base = 0, count = 0, blocks = 0;
+    int64_t first_pair = 0;
     if (valid) {
       base = p.tile_offsets[found.x], count = p.tile_offsets[found.x + 1] - base;
       const layout::Tile tile = p.tiles[base + found.z];
@@ -93,6 +94,7 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       item.steps = causal ? min(item.first + BLOCKS, blocks) : blocks;
       item.head = found.y;
       item.start = tile.start;
+      first_pair = layout::first_pair(causal, p.longest, found.x, tile.start - found.z * TILE);
       item.rows = found.z + 1 < count ? TILE + (found.z + 2 < count ? TILE : last) : tile.rows;
     }
     const uint8_t* const x = p.x + (found.y - p.first_head * p.group) * p.pairs * 4 * BLOCK_BYTES;
@@ -114,7 +116,7 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
           for (int b = 0; b < BLOCKS; ++b) {
             const int block = item.first + b;
             if (step >= count_seen(causal, block, blocks)) continue;
-            const int64_t pair = layout::pair_of(causal, p.longest, base, count, block / 2, step / 2);
+            const int64_t pair = layout::pair_of(causal, first_pair, count, block / 2, step / 2);
             ptx::cp_async_bulk_shared_global(ptx::shared_address(stage.x[b]),
                                              x + (4 * pair + 2 * (block % 2) + step % 2) * BLOCK_BYTES, BLOCK_BYTES, barrier);
           }

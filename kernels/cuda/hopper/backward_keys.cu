@@ -78,6 +78,7 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
     if (lane == 0) item = atomicAdd(p.ticket, 1);
     item = ptx::shfl_idx(item, 0);
     Record r{};
+    int64_t first_pair = 0;
     r.valid = item < p.status[layout::NUM_BACKWARD];
     if (r.valid) {
       const int4 found = p.items[item];
@@ -87,6 +88,7 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       const layout::Tile tile = p.tiles[r.first + r.tile];
       r.rows = tile.rows, r.start = tile.start;
       r.last = p.tiles[r.first + r.count - 1].rows;
+      first_pair = layout::first_pair(causal, p.longest, found.x, r.start - r.tile * TILE);
     }
     const int64_t k_slot = r.head * p.max_tiles + r.first + r.tile;
     Owner& owner = s.owner[owners.stage];
@@ -132,7 +134,7 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
           Operands::Stage& stage = s.operands.stage[ring.stage];
           QueryColumns& columns = s.columns[ring.stage];
           const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
-          const int64_t pair = layout::pair_of(causal, p.longest, r.first, r.count, now.tile, r.tile);
+          const int64_t pair = layout::pair_of(causal, first_pair, r.count, now.tile, r.tile);
           uint8_t* const x = p.x + ((int64_t(r.head - p.first_head) * p.group + g) * p.pairs + pair) * PAIR_BYTES;
           s.steps[ring.stage] = {x + now.half * HALF_BYTES, now.tile, now.half, (diagonal ? DIAGONAL : 0u) | (more ? 0u : ENDS)};
           ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + sizeof(QueryColumns));
