@@ -148,7 +148,7 @@ FAULTS = (
     _fault(
         "columns are not waited for",
         "_compute.cuh",
-        "wait(shared.columns_full[ring.stage], ring.phase);",
+        "wait(shared.columns_full[stage], tile >> 1 & 1);",
         "",
         *STALE,
         seeds=3,

@@ -70,13 +70,25 @@ struct Progress {
   uint32_t sums = 0;
 };
 
+// Where this thread keeps X of a pair of tiles: codes of its first block, and scales. By Note [Payload tile] a block is
+// 32 bytes and the swizzle an exclusive or, and `p.x` is at a multiple of 64: so the address of the other pieces is one
+// exclusive or away. `any`: whether X is kept.
+struct Kept {
+  uint64_t codes = 0;
+  uint8_t* scales = nullptr;
+  uint32_t any = 0;
+  __device__ __forceinline__ void advance(int pairs) {
+    codes += int64_t(pairs) * (TILE * TILE);
+    scales += int64_t(pairs) * 16;
+  }
+};
+
 struct Computer {
   const BackwardParams& p;
   Shared& shared;
   uint32_t tensor;  // at this warp's lanes
   Place place = {};
   Progress progress = {};
-  Ring<COLUMN_STAGES> ring = {};
 
   // Codes and scale bytes of a block for tests.
   __device__ __forceinline__ void hook(uint8_t* stage, uint8_t* stage_scale, const Tile& t, int block,
@@ -103,17 +115,26 @@ struct Computer {
     return head * p.pairs + pair_of(p.causal, work.pair, work.count, query, key);
   }
 
-  // X of block i of this thread's two to global memory, in the order in which a product reads it from shared memory.
-  __device__ __forceinline__ void keep_x(int64_t pair, int i, const uint32_t (&codes)[BLOCK_WORDS]) const {
-    if (!KEYS || p.x == nullptr) return;
-    uint8_t* const to = p.x + pair * (TILE * TILE);
-    const int at = place.kept ^ BLOCK * i;  // Note [Payload tile]: a block is 32 bytes, and the swizzle an exclusive or
-    ptx::st_global_v4(to + at, make_uint4(codes[0], codes[1], codes[2], codes[3]));
-    ptx::st_global_v4(to + (at ^ 16), make_uint4(codes[4], codes[5], codes[6], codes[7]));
+  __device__ __forceinline__ Kept first_kept(const Work& work, int g) const {
+    const int64_t pair = first_pair(work, g);
+    Kept to;
+    to.codes = reinterpret_cast<uint64_t>(p.x) + pair * (TILE * TILE) + place.kept;
+    to.scales = p.x_scales + pair * 16 + 4 * place.w + 2 * place.half;
+    to.any = p.x != nullptr;
+    ptx::keep(to.any);
+    return to;
   }
-  __device__ __forceinline__ void keep_scales(int64_t pair, uint32_t bytes) const {
-    if (!KEYS || p.x == nullptr || place.lane != 0) return;
-    *reinterpret_cast<uint16_t*>(p.x_scales + pair * 16 + 4 * place.w + 2 * place.half) = uint16_t(bytes);
+
+  // X of block i of this thread's two to global memory, in the order in which a product reads it from shared memory.
+  __device__ __forceinline__ void keep_x(const Kept& to, int i, const uint32_t (&codes)[BLOCK_WORDS]) const {
+    if (!KEYS || !to.any) return;
+    const uint64_t at = to.codes ^ uint64_t(BLOCK * i);
+    ptx::st_global_v4(reinterpret_cast<void*>(at), make_uint4(codes[0], codes[1], codes[2], codes[3]));
+    ptx::st_global_v4(reinterpret_cast<void*>(at ^ 16), make_uint4(codes[4], codes[5], codes[6], codes[7]));
+  }
+  __device__ __forceinline__ void keep_scales(const Kept& to, uint32_t bytes) const {
+    if (!KEYS || !to.any || place.lane != 0) return;
+    *reinterpret_cast<uint16_t*>(to.scales) = uint16_t(bytes);
   }
 
   // Scores of block i of this thread's two.
@@ -133,9 +154,9 @@ struct Computer {
     ptx::tcgen05_wait_ld();
     if (i == 1) arrive_warp_tensor(shared.g_read);
   }
-  __device__ __forceinline__ void write_x(int i, const uint32_t (&codes)[BLOCK_WORDS], int64_t pair) const {
+  __device__ __forceinline__ void write_x(int i, const uint32_t (&codes)[BLOCK_WORDS], const Kept& to) const {
     ptx::tcgen05_st_x8(tensor + G_COLUMN + HALF * place.half + BLOCK_WORDS * i, codes);
-    keep_x(pair, i, codes);
+    keep_x(to, i, codes);
   }
 
   // From S to P, in place; returns the scale bytes of the two blocks.
@@ -189,11 +210,11 @@ struct Computer {
 
   // From dP to X, in place; returns the scale bytes.
   __device__ __forceinline__ uint32_t compute_x(const Tile& t, const Row& row, const Constants& constants, uint32_t p_bytes,
-                                                int64_t pair) {
+                                                const Kept& to) {
     uint32_t bytes = 0, codes[BLOCK_WORDS], codes_p[BLOCK_WORDS], byte;
     float dp[BLOCK];
     const auto write = [&](int i) {
-      write_x(i, codes, pair);
+      write_x(i, codes, to);
       bytes |= byte << 8 * i;
       hook(p.stage_x, p.stage_x_scale, t, 2 * place.half + i, codes, byte);
     };
@@ -235,15 +256,16 @@ struct Computer {
         write(i);
       }
     }
-    keep_scales(pair, bytes);
+    keep_scales(to, bytes);
     return bytes;
   }
 
   __device__ __forceinline__ void compute_tile(const Work& work, int g, int j, const Row& row, const Constants& constants,
-                                               int64_t pair) {
-    const uint32_t parity = progress.tiles++ & 1;
-    wait(shared.columns_full[ring.stage], ring.phase);
-    const Columns& columns = shared.columns[ring.stage];
+                                               const Kept& to) {
+    static_assert(COLUMN_STAGES == 2, "the tile's number tells the place of its columns, and the round");
+    const uint32_t tile = progress.tiles++, parity = tile & 1, stage = parity;
+    wait(shared.columns_full[stage], tile >> 1 & 1);
+    const Columns& columns = shared.columns[stage];
     const auto summary = columns.summary;
     const uint32_t unusual = row.unusual | summary.unusual[0] | summary.unusual[1];
     const float reach = KEYS ? fmaxf(summary.reach[0], summary.reach[1]) : row.reach;
@@ -263,13 +285,12 @@ struct Computer {
 
     wait(shared.g_full, parity);
     ptx::tcgen05_fence_after_thread_sync();
-    const uint32_t x_bytes = compute_x(t, row, constants, p_bytes, pair);
+    const uint32_t x_bytes = compute_x(t, row, constants, p_bytes, to);
     store_scales(shared.x_scales, x_bytes);
     ptx::fence_proxy_async();
     ptx::tcgen05_wait_st();
     arrive_warp_tensor(shared.x_ready);
-    arrive_warp(shared.columns_empty[ring.stage]);
-    ring.advance();
+    arrive_warp(shared.columns_empty[stage]);
   }
 
   // Columns of a sum, times 2^-e, to the gradient. The owner of keys: warpgroup 0 takes dV, 1 takes dK; the heads of a
@@ -328,13 +349,13 @@ struct Computer {
       row.unusual = !constants.usual || ptx::vote_any(row.unusual);
       row.reach = __uint_as_float(ptx::redux_max_u32(__float_as_uint(row.reach)));
       for (int g = 0; g < (KEYS ? p.group : 1); ++g) {
-        int64_t pair = KEYS ? first_pair(work, g) : 0;
+        Kept to = KEYS ? first_kept(work, g) : Kept{};
         int step = p.causal ? work.tile - work.base + 1 : work.count;  // to the next query tile's
         const int more = p.causal ? 1 : 0;
 #pragma unroll 1
         for (int j = 0; j < work.tiles; ++j) {
-          compute_tile(work, g, j, row, constants, pair);
-          pair += step;
+          compute_tile(work, g, j, row, constants, to);
+          to.advance(step);
           step += more;
         }
         store_sums(work, g, row);

@@ -34,7 +34,7 @@ struct BackwardParams {
   Gradient first;                    // dV of the owner of keys, dQ of the owner of queries
   Gradient second;                   // dK of the owner of keys
   float* totals;                     // (CTAs, 2, D / 4, 128, 4): dV and dK of the heads of a group so far; null for one
-  uint8_t* x;         // Note [Stored X] of dq.cu: (pairs, 16384) codes of X, written by the owner of keys; or null
+  uint8_t* x;         // Note [Stored X] of dq.cu: (pairs, 16384) codes of X at a multiple of 64, written by the owner of keys; or null
   uint8_t* x_scales;  // (pairs, 4 key blocks, 4 query blocks)
   const layout::Tile* tiles;
   const int32_t* tile_offsets;
