@@ -179,13 +179,15 @@ def _flamia(w: Workload, sets: Sequence[Any], cu: Any, recipe: str = "mxfp8") ->
     from flamia.kernels import hopper, hopper_backward
     from flamia.kernels.quantize import QuantizedInputs
 
+    options: Any = {"recipe": recipe, "causal": w.causal, "max_seqlen": max(w.lengths)}
+
     def forward(i: int) -> Any:
         q, k, v, _ = sets[i]
-        return hopper.attention_forward(q, k, v, cu, recipe=recipe, causal=w.causal, backward=False)
+        return hopper.attention_forward(q, k, v, cu, backward=False, **options)
 
     def total(i: int) -> Any:
         q, k, v, dout = sets[i]
-        f = hopper.attention_forward(q, k, v, cu, recipe=recipe, causal=w.causal)
+        f = hopper.attention_forward(q, k, v, cu, **options)
         assert isinstance(f.inputs, QuantizedInputs)
         return hopper_backward.attention_backward(dout, f.out, f.m, f.l, f.inputs, f.schedule, w.head_dim**-0.5)
 

@@ -10,6 +10,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from flamia.kernels import hopper_backward, quantize, schedule
+from flamia.kernels.stored import STORED_BYTES
 from flamia.reference.backward import attention_backward
 from flamia.reference.forward import attention_forward
 
@@ -18,7 +19,10 @@ PADDING = 5
 
 @dataclass(frozen=True)
 class Case:
-    """One call: lengths of its documents, query and KV heads, and how its values are drawn."""
+    """One call: lengths of its documents, query and KV heads, and how its values are drawn.
+
+    ``longest``: max_seqlen; ``stored_bytes``: the bound of memory, if not the usual one.
+    """
 
     name: str
     lengths: tuple[int, ...]
@@ -30,6 +34,8 @@ class Case:
     size: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     zero_rows: float = 0.0
     rough: int = 0
+    longest: int | None = None
+    stored_bytes: int = STORED_BYTES
     specials: dict = field(default_factory=dict)
 
     def draw(self):
@@ -66,6 +72,9 @@ CASES = (
     Case("pack_64_full", SEVERAL, heads=(2, 2), dim=64, causal=False),
     Case("groups", SEVERAL, heads=(4, 2)),
     Case("groups_64_full", SEVERAL, heads=(4, 1), dim=64, causal=False),
+    Case("one_head_at_a_time", SEVERAL, heads=(4, 2), stored_bytes=0, longest=300),
+    Case("one_head_at_a_time_full", SEVERAL, heads=(2, 2), dim=64, causal=False, stored_bytes=1 << 20, longest=301),
+    Case("many_documents", (1,) * 40 + (129,) + (0, 3) * 8, heads=(2, 1), longest=129),
     Case("float32", SEVERAL, heads=(2, 1), dtype="float32"),
     Case("long", (1100,), heads=(2, 1)),
     Case("sharp", (513,), size=(6.0, 6.0, 1.0, 1.0)),
@@ -122,10 +131,10 @@ def differences(case, device, to_numpy):
     with np.errstate(all="ignore"):
         f = attention_forward(q, k, v, cu, causal=case.causal, softmax_scale=case.scale, profile="hopper")
         want = attention_backward(dout, f)
-    plan = schedule.build_schedule(upload(cu, device), q.shape[0], *case.heads, case.causal)
+    plan = schedule.build_schedule(upload(cu, device), q.shape[0], *case.heads, case.causal, max_seqlen=case.longest)
     inputs = quantize.quantize_qkv(*(upload(x, device) for x in (q, k, v)), plan)
     saved = (upload(x, device) for x in (dout, f.out, f.m, f.l))
-    got = hopper_backward.attention_backward(*saved, inputs, plan, f.softmax_scale)
+    got = hopper_backward.attention_backward(*saved, inputs, plan, f.softmax_scale, stored_bytes=case.stored_bytes)
     pairs = [(n, to_numpy(getattr(got, n)), getattr(want, n)) for n in ("dv", "dk", "dq")]
     return [x for x in (first_difference(*pair) for pair in pairs) if x]
 
