@@ -402,10 +402,20 @@ FAULTS = (
     _fault(
         "half a stored block is out of place",
         "_compute.cuh",
-        "to + (at ^ 16)",
-        "to + (at ^ 48)",
+        "(at ^ 16), make_uint4",
+        "(at ^ 48), make_uint4",
         WRONG,
         owners=("keys", STORED),
+    ),
+    _fault(
+        "scales of all stored tiles lie in one place",
+        "_compute.cuh",
+        "scales += int64_t(pairs) * 16;",
+        "",
+        WRONG,
+        "UnwrittenRead",
+        owners=("keys", STORED),
+        options={"lengths": (300,)},
     ),
     # ---- reliance ----
     _fault(
