@@ -234,7 +234,8 @@ def row_pass(
     :param row_sum: l, float32 ``(Hq, T)``; ``row_max``: m, likewise.
     :param gradients: up to three outputs ``(T, H, D)``, or None, whose padding rows this launch clears.
     :param wide: on Hopper, where the values of dO' go, uint8 ``(Hq, max_tiles, 256 D)``: Note [Wide tile] of
-        ``hopper/tiles.cuh``.
+        ``hopper/tiles.cuh``. Neither there nor in the payload are halves of tiles without a token written: Note [Halves
+        with tokens] of ``quantize/wide.cuh``.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch

@@ -1,22 +1,26 @@
 // What the backward needs of a tile of queries or keys beside what is saved: their values in bfloat16, Note [Wide tile],
 // and Note [Columns].
 #include "hopper/backward.cuh"
+#include "quantize/wide.cuh"
 
 using namespace backward;
 
 constexpr int PER_TILE = 256;  // threads
 constexpr int PIECES = D / 8;  // of 8 codes in a row
 constexpr int ROWS = PER_TILE / PIECES, PARTS = TILE / ROWS;
+static_assert(STEP % ROWS == 0, "the rows of a part are of one half");
 
 // ---- wide tiles ------------------------------------------------------------------------------------------------
 
-// A thread's codes of a tile: a piece in each of some rows.
+// A thread's codes of a tile: a piece in each of some rows. Note [Halves with tokens].
 struct Codes {
   uint2 codes[PARTS];
+  int rows;  // of the tile
   __device__ __forceinline__ static int row(int i) { return i * ROWS + threadIdx.x / PIECES; }
-  __device__ __forceinline__ explicit Codes(const uint8_t* tile) {
+  __device__ __forceinline__ Codes(const uint8_t* tile, int rows) : rows(rows) {
 #pragma unroll
     for (int i = 0; i < PARTS; ++i) {
+      if (!in_used_half(i * ROWS, rows)) break;
       codes[i] = ptx::ld_global_nc_v2(tile + layout::payload_offset<D>(row(i), threadIdx.x % PIECES * 8));
     }
   }
@@ -24,6 +28,7 @@ struct Codes {
   __device__ __forceinline__ void store(uint8_t* tile, const float* exponents) const {
 #pragma unroll
     for (int i = 0; i < PARTS; ++i) {
+      if (!in_used_half(i * ROWS, rows)) break;
       const float e = exponents[row(i)], factor = exp2_scale(e);
       uint32_t pair[4];
 #pragma unroll
@@ -86,12 +91,13 @@ extern "C" __global__ void __launch_bounds__(PER_TILE, 4) backward_operands(cons
     const uint32_t index = unit / heads, head = unit % heads;
     const bool query = head < q_heads;
     const int64_t slot = (query ? head : head - q_heads) * p.max_tiles + index;
-    const Codes codes((query ? p.q : p.k) + slot * TILE_BYTES);
+    const int rows = p.tiles[index].rows;
+    const Codes codes((query ? p.q : p.k) + slot * TILE_BYTES, rows);
     if (threadIdx.x < TILE) {
       if (query) {
         write_query(p, slot, threadIdx.x);
       } else {
-        write_key(p, slot, threadIdx.x, p.tiles[index].rows);
+        write_key(p, slot, threadIdx.x, rows);
       }
     }
     codes.store((query ? p.q_wide : p.k_wide) + slot * 2 * TILE_BYTES, (query ? p.q_exponents : p.k_exponents) + slot * TILE);

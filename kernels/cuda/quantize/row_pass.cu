@@ -126,7 +126,7 @@ __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, 
       for (int i = 0; i < R::VALUES; ++i) x[i] = __fmul_rn(x[i], times);
       uint32_t codes[R::VALUES / 4];
       encode_piece<R>(codes, x, factor);
-      if (R::has_piece(q)) {
+      if (R::has_piece(q) && (!WIDE || in_used_half(R::row(step), tile.rows))) {
         store_codes<R>(p.payload + slot * (layout::TILE * D), R::row(step), R::channel(q), codes);
         if constexpr (WIDE) {
           store_wide<R>(p.wide + slot * (layout::TILE * 2 * D), R::row(step), R::channel(q), codes, scale);
@@ -195,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass(const __
   pass_rows<false>(p);
 }
 
-// The same with dO' as wide tiles: on Hopper alone.
+// The same with dO' as wide tiles, for the backward on Hopper alone: Note [Halves with tokens] of wide.cuh.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 extern "C" __constant__ const int row_pass_wide_shared_bytes = R::STAGES * STAGE_PIECES * 16;
 extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass_wide(const __grid_constant__ RowPassParams p) {

@@ -1,7 +1,17 @@
 // Wide tiles: payloads as bfloat16 numbers, for kernels that multiply them so. Note [Wide tile] of hopper/tiles.cuh.
+//
+// Note [Halves with tokens]
+// ~~~~~~~~~~~~~~~~~~~~~~~~~
+// The Hopper backward takes queries and keys of a tile 64 at a time and passes over a half without a token: nothing
+// reads it. So what is written for the backward alone leaves the second half of a tile out if it has at most 64 tokens.
 #pragma once
 
 #include "common/tokens.cuh"
+
+// Whether a row lies in a half with tokens of a tile that has `rows`.
+__device__ __forceinline__ bool in_used_half(int row, int rows) {
+  return rows > layout::TILE / 2 || row < layout::TILE / 2;
+}
 
 // Codes of a piece times `factor`, to their place in a wide tile.
 template <class R>
