@@ -139,7 +139,7 @@ def launch_backward(
     ticket = pointer(schedule.status) + 4 * TICKETS
     gradients = {"first": tokens_struct(out.dk), "second": tokens_struct(out.dv)}
     keys = gradients | {"items": pointer(schedule.backward), "ticket": ticket + 8}
-    queries = {"first": tokens_struct(out.dq), "ticket": ticket + 16}
+    queries = {"first": tokens_struct(out.dq), "items": pointer(schedule.forward), "ticket": ticket + 16}
     for first in range(0, kv_heads, heads):
         chunk = {"first_head": first, "last_head": min(first + heads, kv_heads)}
         params = structs.fill(structs.HOPPER_BACKWARD, fields | keys | chunk)
@@ -147,7 +147,7 @@ def launch_backward(
         launch(unit, "backward_keys", params, device, at_most=schedule.backward.shape[0])
         params = structs.fill(structs.HOPPER_BACKWARD, fields | queries | chunk)
         unit = HOPPER_BACKWARD_DQ.unit(element=element, dim=dim)
-        launch(unit, "backward_dq", params, device, at_most=schedule.max_tiles * schedule.num_q_heads)
+        launch(unit, "backward_dq", params, device, at_most=schedule.forward.shape[0])
 
 
 def _make_workspace(schedule: DeviceSchedule, dim: int, pairs: int, device: Any) -> dict[str, Any]:

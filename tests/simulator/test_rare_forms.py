@@ -186,11 +186,12 @@ END:"""
 
 
 def test_hints_change_nothing():
-    """Prefetches, discards of caches, loads of uniform addresses, breakpoints; the proxy fence by its old name."""
+    """Prefetches, policies and discards of caches, loads of uniform addresses, breakpoints; an old name of a fence."""
     out = np.arange(1, 65, dtype=np.uint32)
     body = f"""{ONE}
 cp.async.bulk.prefetch.L2.global [%rd100], 256;
 applypriority.global.L2::evict_normal [%rd100], 128;
+createpolicy.fractional.L2::evict_first.b64 %rd7;
 membar.proxy.async;
 brkpt;
 ldu.global.u32 %r3, [%rd100+12];

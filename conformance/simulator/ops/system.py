@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flamia.conformance.simulator.machine import faults
 from flamia.conformance.simulator.machine.outcomes import Blocked
 from flamia.conformance.simulator.machine.registerpool import RegisterPool
@@ -61,3 +63,18 @@ def compile_nothing(site: Site) -> Run:
     """``pmevent``, ``brkpt``: for tools."""
     site.flag("mask")
     return lambda warp, mask: None
+
+
+@op("createpolicy")
+def compile_createpolicy(site: Site) -> Run:
+    """``createpolicy.fractional.L2::<priority>.b64 policy``: an opaque number; policies change nothing."""
+    if not site.flag("fractional") or not site.take("L2::evict_first", "L2::evict_last", "L2::evict_normal"):
+        raise site.refuse("'.fractional' with a priority of L2 is needed")
+    site.take_type("b64")
+    site.expect_operands(1)
+    target = site.target(0, "u64")
+
+    def run(warp: Any, mask: Any) -> None:
+        np.copyto(warp.rows[target], np.uint64(1), where=mask)
+
+    return run

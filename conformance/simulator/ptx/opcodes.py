@@ -8,7 +8,10 @@ ARITHMETIC = (
 )
 BITS = "and or xor not cnot shl shr shf lop3 prmt bfe bfi bfind bmsk brev clz popc fns szext".split()
 COMPARISON = "set setp selp slct".split()
-MOVEMENT = "mov cvt cvta ld ldu st atom red isspacep mapa getctarank prefetch prefetchu applypriority discard".split()
+MOVEMENT = (
+    "mov cvt cvta ld ldu st atom red isspacep mapa getctarank prefetch prefetchu applypriority discard "
+    "createpolicy".split()
+)
 CONTROL = "bra call ret exit trap brkpt bar barrier nanosleep pmevent".split()
 COLLECTIVE = "shfl vote match activemask redux elect ldmatrix stmatrix movmatrix".split()
 ASYNCHRONOUS = "cp mbarrier fence membar wgmma tcgen05 griddepcontrol setmaxnreg".split()

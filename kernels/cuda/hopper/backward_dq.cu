@@ -13,10 +13,8 @@
 // adjacent. Counted in *blocks* of 64 tokens, what is written is block (query, key) of every pair of blocks that have
 // tokens and, if causal, the key not after the query.
 //
-// An item is two adjacent query tiles of a head: a consumer warpgroup for each of their four blocks, which share the tiles
-// of K. X streams from memory once; K comes from L2, because items that are under way together are of few documents: they
-// go from the end of the pack to its beginning, the heads of two tiles one after the other. Within a document the first
-// items are the longest.
+// A CTA takes an item of the forward's list: two adjacent query tiles of a head, a consumer warpgroup for each of their
+// four blocks, which share the tiles of K: X streams from memory once, and K comes from L2 for every four blocks.
 #include "common/pairs.cuh"
 #include "hopper/backward_rows.cuh"
 
@@ -26,6 +24,7 @@ constexpr int BLOCKS = 4;  // of the queries of an item
 constexpr int QUERY_WARPS = 4 * BLOCKS, QUERY_THREADS = 32 * (QUERY_WARPS + 1);
 constexpr int BLOCK_BYTES = STEP * STEP * 2;  // of a block of X
 constexpr int STAGES = D == 128 ? 4 : 5;
+constexpr int AHEAD = 8;  // steps before its end in which an item's successor is taken
 
 struct alignas(1024) Stage {
   uint8_t x[BLOCKS][BLOCK_BYTES];
@@ -49,12 +48,6 @@ struct Shared {
 static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
 extern "C" __constant__ const int backward_dq_shared_bytes = sizeof(Shared);
 
-// Where the fetching warp looks for the next item: by tile of the pack, below 0 for no more work.
-struct Found {
-  uint32_t head;  // among the query heads of this launch
-  int32_t tile;
-};
-
 // How many blocks of keys the queries of a block see, given how many the document has.
 __device__ __forceinline__ int count_seen(bool causal, int block, int blocks) {
   return block >= blocks ? 0 : causal ? block + 1 : blocks;
@@ -62,54 +55,57 @@ __device__ __forceinline__ int count_seen(bool causal, int block, int blocks) {
 
 // ---- fetching --------------------------------------------------------------------------------------------------
 
-// One warp. The next item is looked up while the copies of this one are started.
+// One warp. An item is taken shortly before the last of the one before is fetched: early enough to be known then, and not
+// so early that others run out of items first.
 __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
   const int lane = threadIdx.x % 32;
   const bool causal = p.causal;
-  const uint32_t heads = (p.last_head - p.first_head) * p.group, tiles = p.status[layout::NUM_TILES];
+  const int items = p.status[layout::NUM_FORWARD];
+  const uint64_t once = ptx::createpolicy_evict_first();
   Ring<STAGES> ring;
   const auto take = [&]() {
-    uint32_t ticket = 0;
+    int ticket = 0;
     if (lane == 0) ticket = atomicAdd(p.ticket, 1);
     return ticket;
   };
-  const auto find = [&](uint32_t ticket) { return Found{ticket % heads, int(tiles - 1 - ticket / heads)}; };
-  const auto look_up = [&](const Found& found) { return found.tile < 0 ? layout::Tile{} : p.tiles[found.tile]; };
-  Found next = find(ptx::shfl_idx(take(), 0));
-  layout::Tile next_tile = look_up(next);
-  uint32_t ticket = 0;
-  if (next.tile >= 0) ticket = take();
+  const auto find = [&](int ticket) {
+    ticket = ptx::shfl_idx(ticket, 0);
+    return ticket < items ? p.items[ticket] : make_int4(0, -1, 0, 0);
+  };
+  int4 next = find(take());
 #pragma unroll 1
   while (true) {
-    const Found found = next;
-    const layout::Tile tile = next_tile;
-    const bool valid = found.tile >= 0;
-    if (valid) {
-      next = find(ptx::shfl_idx(ticket, 0));
-      next_tile = look_up(next);
-      if (next.tile >= 0) ticket = take();  // the tickets past the end are one for each CTA
+    const int4 found = next;
+    const bool valid = found.y >= 0;
+    const int kv_head = found.y / p.group;
+    if (valid && (kv_head < p.first_head || kv_head >= p.last_head)) {
+      next = find(take());
+      continue;
     }
 
     Item item{};
     int base = 0, count = 0, blocks = 0;
     int64_t first_pair = 0;
     if (valid) {
-      base = p.tile_offsets[tile.document], count = p.tile_offsets[tile.document + 1] - base;
-      if (tile.index % 2 == 0 && tile.index + 1 < count) continue;  // an item is known by its last tile
-      const int before = tile.index % 2 * TILE;                     // queries of the other one
-      blocks = 2 * count - (p.tiles[base + count - 1].rows <= STEP);
-      item.first = 2 * (tile.index - tile.index % 2);
+      base = p.tile_offsets[found.x], count = p.tile_offsets[found.x + 1] - base;
+      const layout::Tile tile = p.tiles[base + found.z];
+      const int last = p.tiles[base + count - 1].rows;
+      blocks = 2 * count - (last <= STEP);
+      item.first = 2 * found.z;
       item.steps = causal ? min(item.first + BLOCKS, blocks) : blocks;
-      item.head = p.first_head * p.group + found.head;
-      item.start = tile.start - before;
-      item.rows = tile.rows + before;
-      first_pair = layout::first_pair(causal, p.longest, tile.document, tile.start - tile.index * TILE);
+      item.head = found.y;
+      item.start = tile.start;
+      first_pair = layout::first_pair(causal, p.longest, found.x, tile.start - found.z * TILE);
+      item.rows = found.z + 1 < count ? TILE + (found.z + 2 < count ? TILE : last) : tile.rows;
     }
-    const int kv_head = item.head / p.group;
-    const uint8_t* const x = p.x + found.head * p.pairs * 4 * BLOCK_BYTES;
+    const uint8_t* const x = p.x + (found.y - p.first_head * p.group) * p.pairs * 4 * BLOCK_BYTES;
     const uint8_t* const k = p.k_wide + (kv_head * p.max_tiles + base) * 2 * TILE_BYTES;
+    const int steps = max(item.steps, 1);
+    int ticket = 0;
 #pragma unroll 1
-    for (int step = 0; step < max(item.steps, 1); ++step) {
+    for (int step = 0; step < steps; ++step) {
+      if (valid && step == max(steps - AHEAD, 0)) ticket = take();
+      if (valid && step == steps - 1) next = find(ticket);
       wait(ptx::shared_address(&s.empty[ring.stage]), ring.phase ^ 1);
       if (lane == 0) {
         Stage& stage = s.stage[ring.stage];
@@ -127,7 +123,8 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
             if (step >= count_seen(causal, block, blocks)) continue;
             const int64_t pair = layout::pair_of(causal, first_pair, count, block / 2, step / 2);
             ptx::cp_async_bulk_shared_global(ptx::shared_address(stage.x[b]),
-                                             x + (4 * pair + 2 * (block % 2) + step % 2) * BLOCK_BYTES, BLOCK_BYTES, barrier);
+                                             x + (4 * pair + 2 * (block % 2) + step % 2) * BLOCK_BYTES, BLOCK_BYTES, barrier,
+                                             once);
           }
         }
       }

@@ -42,6 +42,17 @@ __device__ __forceinline__ bool mbarrier_try_wait_parity(uint32_t barrier, uint3
   return done != 0;
 }
 
+// Whether the phase of this parity has completed; does not wait.
+__device__ __forceinline__ bool mbarrier_test_wait_parity(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tmbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n\tselp.b32 %0, 1, 0, p;\n\t}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
 // ---- cp.async.bulk ---------------------------------------------------------------------------------------------
 
 // `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
@@ -50,6 +61,22 @@ __device__ __forceinline__ void cp_async_bulk_shared_global(uint32_t shared, con
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
+}
+
+// The same, where L2 shall treat the data as `policy` says.
+__device__ __forceinline__ void cp_async_bulk_shared_global(uint32_t shared, const void* global, uint32_t bytes,
+                                                            uint32_t barrier, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(policy)
+      : "memory");
+}
+
+// For data that is read once: the first to leave L2.
+__device__ __forceinline__ uint64_t createpolicy_evict_first() {
+  uint64_t d;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0;" : "=l"(d));
+  return d;
 }
 
 // `bytes` (a multiple of 16) from shared to global memory, in the open group of this thread.
