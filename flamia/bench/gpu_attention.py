@@ -5,27 +5,33 @@ Note [Timing on a GPU]
 Every contestant is captured in a CUDA graph that works through several sets of inputs, together larger than twice the
 L2 cache, so that neither launch overhead nor a warm cache is measured. The number is the median of the replays between
 two CUDA events, divided by the sets. ``forward`` and ``total`` (forward and backward) are measured, and the backward is
-their difference. Inputs are standard normal bfloat16 numbers. A baseline gets its tensors in the layout that it likes
-best, and key heads repeated beforehand where it cannot share them; dense kernels take part where all documents have one
-length.
+their difference. Inputs are standard normal bfloat16 numbers, or those of a file: Note [Recorded workloads] of
+`flamia.bench.recorded`. A baseline gets its tensors in the layout that it likes best, and key heads repeated beforehand
+where it cannot share them; dense kernels take part where all documents have one length.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flamia.bench.recorded import Recorded
 
 REPLAYS = 15
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One call: lengths of the documents, heads and head dimension."""
+    """One call: lengths of the documents, heads and head dimension.
+
+    :param source: of the values, for people; empty: they are standard normal.
+    """
 
     name: str
     lengths: tuple[int, ...]
@@ -33,6 +39,7 @@ class Workload:
     kv_heads: int = 16
     head_dim: int = 128
     causal: bool = True
+    source: str = ""
 
     @property
     def tokens(self) -> int:
@@ -52,7 +59,8 @@ class Workload:
 
     def __str__(self) -> str:
         mask = "causal" if self.causal else "full"
-        return f"{self.name}: T={self.tokens}, {self.q_heads}/{self.kv_heads} heads, D={self.head_dim}, {mask}"
+        sizes = f"T={self.tokens}, {self.q_heads}/{self.kv_heads} heads, D={self.head_dim}, {mask}"
+        return f"{self.name}: {sizes}" + (f", values of {self.source}" if self.source else "")
 
 
 @dataclass
@@ -107,16 +115,19 @@ def measure(
     backward: bool = True,
     contestants: Sequence[str] | None = None,
     advance: Callable[[str], None] = lambda name: None,
+    recorded: Recorded | None = None,
 ) -> Timing:
     """Time contestants on one workload.
 
     :param backward: measure ``total`` too.
     :param contestants: names of `CONTESTANTS`; default: all.
     :param advance: called with the name of each contestant before its turn.
+    :param recorded: has the values of this workload; default: standard normal ones.
     """
     import torch
 
-    timing, sets = Timing(workload), _draw(workload)
+    timing = Timing(workload)
+    sets = _draw(workload) if recorded is None else _upload(recorded.sets(_count_sets(workload)))
     cu = torch.tensor([0, *accumulate(workload.lengths)], dtype=torch.int32, device="cuda")
     for name in CONTESTANTS if contestants is None else contestants:
         advance(name)
@@ -158,18 +169,29 @@ def time_graph(call: Call, sets: int) -> float:
     return float(statistics.median(times)) * 1e3 / sets
 
 
+def _count_sets(w: Workload) -> int:
+    """At least two, and larger than twice the L2 cache together."""
+    import torch
+
+    size = 2 * w.tokens * w.head_dim * 2 * (w.q_heads + w.kv_heads)
+    return max(2, -(-2 * torch.cuda.get_device_properties(0).L2_cache_size // size))
+
+
 def _draw(w: Workload) -> list[tuple[Any, Any, Any, Any]]:
     """Sets of q, k, v and dout."""
     import torch
 
-    heads = (w.q_heads, w.kv_heads, w.kv_heads, w.q_heads)
-    size = 2 * w.tokens * w.head_dim * sum(heads)
-    count = max(2, -(-2 * torch.cuda.get_device_properties(0).L2_cache_size // size))
-
     def draw(n: int) -> Any:
         return torch.randn(w.tokens, n, w.head_dim, dtype=torch.bfloat16, device="cuda")
 
-    return [tuple(draw(n) for n in heads) for _ in range(count)]
+    heads = (w.q_heads, w.kv_heads, w.kv_heads, w.q_heads)
+    return [tuple(draw(n) for n in heads) for _ in range(_count_sets(w))]
+
+
+def _upload(sets: Iterable[tuple[Any, ...]], device: str = "cuda") -> list[tuple[Any, ...]]:
+    """Sets of bfloat16 arrays as tensors of the same bits."""
+    torch: Any = import_module("torch")
+    return [tuple(torch.from_numpy(x.view("int16")).to(device).view(torch.bfloat16) for x in each) for each in sets]
 
 
 # ---- contestants: forward, and forward with backward ---------------------------------------------------------

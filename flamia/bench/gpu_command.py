@@ -14,12 +14,23 @@ import typer
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from flamia.bench.gpu_attention import Timing
+    from flamia.bench.gpu_attention import Timing, Workload
+    from flamia.bench.recorded import Recorded
 
 
 def attention(
     workload: Annotated[
-        list[str] | None, typer.Option("--workload", "-w", help="What to time; repeat for several. Default: all.")
+        list[str] | None,
+        typer.Option("--workload", "-w", help="What to time; repeat for several. Default: all, without --input."),
+    ] = None,
+    input: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Time the activations of this .npz file, as of `flamia study --input`, or of the package's `sample`; "
+            "repeat for several. Without --workload these alone are timed. The file's documents are repeated, each "
+            "whole, to a pack of about 32,768 tokens. Each set of inputs has the heads rotated by one more, and after "
+            "all KV heads the channels by 32 more: the same attention with its numbers in other places."
+        ),
     ] = None,
     contestant: Annotated[
         list[str] | None, typer.Option("--contestant", "-c", help="Who takes part; repeat for several. Default: all.")
@@ -36,8 +47,11 @@ def attention(
     from flamia.bench.gpu_attention import CONTESTANTS, measure, workloads
 
     known = workloads()
-    names = workload or list(known)
+    names = workload or ([] if input else list(known))
     _require("workload", names, known)
+    recorded = _read_inputs(input or ())
+    timed: list[tuple[Workload, Recorded | None]] = [(known[name], None) for name in names]
+    timed += [(r.workload, r) for r in recorded]
     _require("contestant", contestant or (), CONTESTANTS)
     console = Console()
     try:
@@ -51,13 +65,13 @@ def attention(
     versions = describe_versions()
     console.print(", ".join(f"{name} {text}" for name, text in versions.items()), markup=False, highlight=False)
     found: list[dict[str, Any]] = []
-    for name in names:
-        with console.status(name) as status:
+    for each, values in timed:
+        with console.status(each.name) as status:
 
-            def advance(who: str, at: str = name, status: Status = status) -> None:
+            def advance(who: str, at: str = each.name, status: Status = status) -> None:
                 status.update(f"{at}: {who}")
 
-            timing = measure(known[name], not forward_only, contestant, advance)
+            timing = measure(each, not forward_only, contestant, advance, values)
         console.print(table(timing))
         found.append(record(timing))
         if json_file is not None:
@@ -75,6 +89,22 @@ def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"{what} must be one of {list(known)}, got {name!r}")
+
+
+def _read_inputs(sources: Collection[str]) -> list[Recorded]:
+    """The workloads of files. :raises BadParameter: for a file that is none, or two of one name."""
+    from flamia.bench.recorded import read_recorded
+
+    found: dict[str, Recorded] = {}
+    for source in sources:
+        try:
+            recorded = read_recorded(source)
+            if recorded.workload.name in found:
+                raise ValueError(f"files must have different names, got {recorded.workload.name!r} twice")
+        except (ValueError, TypeError) as error:
+            raise typer.BadParameter(str(error), param_hint="--input") from error
+        found[recorded.workload.name] = recorded
+    return list(found.values())
 
 
 def describe_versions() -> dict[str, str]:
