@@ -34,7 +34,9 @@ def run_hopper(case, x, device, to_numpy):
     from flamia.kernels.tensors import check_softmax_scale
 
     q, k, v, dout, cu = (upload(x[name], device) for name in ("q", "k", "v", "dout", "cu_seqlens"))
-    f = hopper.attention_forward(q, k, v, cu, causal=case.causal, softmax_scale=case.softmax_scale)
+    options = {"causal": case.causal, "softmax_scale": case.softmax_scale}
+    options |= {"max_seqlen": max(case.lengths)} if case.bounded else {}
+    f = hopper.attention_forward(q, k, v, cu, **options)
     scale = check_softmax_scale(case.softmax_scale, case.dim)
     memory = {"stored_bytes": 1} if case.one_head else {}
     g = hopper_backward.attention_backward(dout, f.out, f.m, f.l, f.inputs, f.schedule, scale, **memory)
@@ -124,7 +126,7 @@ def test_cases_are_those_of_their_seed_and_cover_what_the_kernels_take():
     assert cases == [Case.of(seed) for seed in range(300)]
     assert {c.kind for c in cases} == set(KINDS) and {c.dtype for c in cases} == set(volume.TYPES)
     assert {(c.dim, c.kv_heads) for c in cases} == {(d, n) for d in (64, 128) for n in (2, 4, 8)}
-    assert {c.causal for c in cases} == {c.one_head for c in cases} == {True, False}
+    assert all({getattr(c, name) for c in cases} == {True, False} for name in ("causal", "one_head", "bounded"))
     lengths = {n for c in cases for n in c.lengths}
     assert {0, 1, 127, 128, 129, 255, 256, 257, 300} <= lengths and max(lengths) <= 300
     a, b = (Case.of(3).draw() for _ in range(2))

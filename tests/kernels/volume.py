@@ -36,6 +36,7 @@ class Case:
 
     :param kind: how its values are distributed: a name of `KINDS`.
     :param lengths: of its documents; ``padding`` rows follow them.
+    :param bounded: whether the kernels are told how long the longest document is.
     :param one_head: whether the backward shall work on one KV head at a time, whatever memory there is.
     """
 
@@ -48,6 +49,7 @@ class Case:
     causal: bool
     dtype: str
     softmax_scale: float | None
+    bounded: bool
     one_head: bool
 
     @classmethod
@@ -67,6 +69,7 @@ class Case:
             causal=bool(rng.random() < 0.85),
             dtype=str(rng.choice(list(TYPES), p=(0.7, 0.15, 0.15))),
             softmax_scale=None if rng.random() < 0.9 else float(np.exp2(rng.uniform(-10, 1))),
+            bounded=bool(rng.random() < 0.5),
             one_head=bool(rng.random() < 0.2),
         )
 
