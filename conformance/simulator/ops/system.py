@@ -38,7 +38,7 @@ def compile_setmaxnreg(site: Site) -> Run:
         more = LANES * (count - now)
 
         def fits() -> bool:
-            return more <= pool.free
+            return bool(more <= pool.free)
 
         if not fits():
             return Blocked(f"setmaxnreg.inc to {count}: {more} registers, of which {pool.free} are free", fits)
