@@ -85,10 +85,10 @@ __device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot,
 
 extern "C" __global__ void __launch_bounds__(PER_TILE, 4) backward_operands(const __grid_constant__ BackwardParams p) {
   const uint32_t q_heads = p.kv_heads * p.group, heads = q_heads + p.kv_heads;
-  const uint32_t units = uint32_t(p.status[layout::NUM_TILES]) * heads;
+  const uint32_t tiles = p.status[layout::NUM_TILES], units = tiles * heads;
 #pragma unroll 1
   for (uint32_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
-    const uint32_t index = unit / heads, head = unit % heads;
+    const uint32_t index = unit % tiles, head = unit / tiles;  // in the order of memory
     const bool query = head < q_heads;
     const int64_t slot = (query ? head : head - q_heads) * p.max_tiles + index;
     const int rows = p.tiles[index].rows;
