@@ -207,11 +207,12 @@ __device__ __forceinline__ void multiply_channels(float (&d)[32], uint32_t a, ui
   for (int k = 0; k < D / 32; ++k) ptx::wgmma_e4m3_ss<64>(d, da + 2 * k, db + 2 * k, k != 0);
 }
 
-// d += A B over 64 tokens; b: 64 rows of a wide tile, `distance` bytes further.
-__device__ __forceinline__ void multiply_tokens(float (&d)[D / 2], const uint32_t (&a)[16], uint32_t b, uint32_t distance) {
+// d += A B over 16 STEPS tokens; b: rows of a wide tile, `distance` bytes further.
+template <int STEPS>
+__device__ __forceinline__ void multiply_tokens(float (&d)[D / 2], const uint32_t* a, uint32_t b, uint32_t distance) {
   const uint64_t db = describe_mn_major(b, STEP_PANEL) + distance / 16;
 #pragma unroll
-  for (int k = 0; k < 4; ++k) ptx::wgmma_bf16_rs<D>(d, a + 4 * k, db + k * MN_STEP, 1);
+  for (int k = 0; k < STEPS; ++k) ptx::wgmma_bf16_rs<D>(d, a + 4 * k, db + k * MN_STEP, 1);
 }
 
 // The compiler must not move uses of these registers past this point: it does not know when a wgmma is done with them.
@@ -223,10 +224,10 @@ __device__ __forceinline__ void keep_all(T (&x)[N]) {
 
 // The same numbers in other registers: those of an A operand must not be read while a wgmma does. The assembler, which knows
 // that it may, makes no copy.
-template <int N>
+template <int FROM, int TO, int N>
 __device__ __forceinline__ void copy_all(uint32_t (&to)[N], const uint32_t (&from)[N]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(to[i]) : "r"(from[i]));
+  for (int i = FROM; i < TO; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(to[i]) : "r"(from[i]));
 }
 
 // Whatever these registers hold is of no use: the compiler takes a wgmma that starts from zero for one that adds.

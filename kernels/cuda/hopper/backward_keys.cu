@@ -42,7 +42,7 @@ struct Shared {
   Owner owner[2];
   Step steps[STAGES];
   uint64_t full[STAGES], empty[STAGES];
-  uint64_t keys_full, keys_empty;
+  uint64_t k_full, v_full, keys_empty;
   uint64_t owner_full[2], owner_empty[2];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
@@ -108,18 +108,25 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       return;
     }
 
-    wait(ptx::shared_address(&s.keys_empty), keys_phase);
-    keys_phase ^= 1;
-    if (lane == 0) {
-      const uint32_t barrier = ptx::shared_address(&s.keys_full);
-      ptx::mbarrier_arrive_expect_tx(barrier, (causal ? 3 : 2) * TILE_BYTES);
+    // K's and V's place is free when the owner before is done; two stages are free earlier, and filled first.
+    const auto copy_keys = [&]() {
+      wait(ptx::shared_address(&s.keys_empty), keys_phase);
+      keys_phase ^= 1;
+      if (lane != 0) return;
+      const bool off_diagonal = !causal || r.tile + 1 < r.count;
+      uint32_t barrier = ptx::shared_address(&s.k_full);
+      ptx::mbarrier_arrive_expect_tx(barrier, TILE_BYTES);
       ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.k), p.k + k_slot * TILE_BYTES, TILE_BYTES, barrier);
-      ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v), p.v + k_slot * TILE_BYTES, TILE_BYTES, barrier);
+      barrier = ptx::shared_address(&s.v_full);
+      ptx::mbarrier_arrive_expect_tx(barrier, (causal + off_diagonal) * TILE_BYTES);
       if (causal) {
-        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v1), p.v1 + k_slot * TILE_BYTES, TILE_BYTES,
-                                         barrier);
+        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v1), p.v1 + k_slot * TILE_BYTES, TILE_BYTES, barrier);
       }
-    }
+      if (off_diagonal) {
+        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v), p.v + k_slot * TILE_BYTES, TILE_BYTES, barrier);
+      }
+    };
+    int ahead = 2;
 #pragma unroll 1
     for (int g = 0; g < p.group; ++g) {
       Steps step(r, causal);
@@ -147,6 +154,10 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
           copy_step_wide(ptx::shared_address(stage.q_wide), p.q_wide + slot * 2 * TILE_BYTES, now.half, barrier);
         }
         ring.advance();
+        if (ahead > 0 && (--ahead == 0 || !more)) {
+          copy_keys();
+          ahead = 0;
+        }
       }
     }
   }
@@ -266,14 +277,15 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
                       stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
-  const auto multiply_p = [&](int stage) {
+  const auto multiply_p = [&](int half, int stage) {  // of 32 queries
     ptx::wgmma_fence();
-    multiply_tokens(dv, a, ptx::shared_address(s.operands.stage[0].dout_wide), stage * sizeof(Operands::Stage));
+    const uint32_t b = ptx::shared_address(s.operands.stage[0].dout_wide);
+    multiply_tokens<2>(dv, a + 8 * half, b, stage * sizeof(Operands::Stage) + half * 2 * (16 * MN_STEP));
     ptx::wgmma_commit_group();
   };
   const auto multiply_x = [&](int stage) {
     ptx::wgmma_fence();
-    multiply_tokens(dk, b, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
+    multiply_tokens<4>(dk, b, ptx::shared_address(s.operands.stage[0].q_wide), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
   const auto release = [&](int stage) {
@@ -281,19 +293,22 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
   };
 
-  // X^T to where the step says.
+  // X^T to shared memory, and from there to where the step says.
   const uint32_t piece = ptx::shared_address(s.x[warp]);
-  const auto store_x = [&](const uint32_t(&x)[16], int stage) {
+  const auto put_x = [&](const uint32_t(&x)[16]) {
     const uint32_t t = ptx::thread_index() % 32;
-    uint8_t* const to = s.steps[stage].x + warp * PIECE_BYTES;
     ptx::cp_async_bulk_wait_read();
     ptx::bar_warp_sync();
     const uint32_t row = piece + 128 * (t % 16), first = 16 * (t / 16 ^ t % 8);
 #pragma unroll
     for (int i = 0; i < 4; ++i) ptx::stmatrix_x4(row + (first ^ 32 * i), x + 4 * i);
+  };
+  const auto send_x = [&](int stage) {
     ptx::fence_proxy_async();
     ptx::bar_warp_sync();
-    if (t == 0) ptx::cp_async_bulk_global_shared(to, piece, PIECE_BYTES);
+    if (ptx::thread_index() % 32 == 0) {
+      ptx::cp_async_bulk_global_shared(s.steps[stage].x + warp * PIECE_BYTES, piece, PIECE_BYTES);
+    }
     ptx::cp_async_bulk_commit_group();
   };
 
@@ -308,7 +323,9 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       const uint32_t bits = s.steps[stage].bits;
       return uniform(s.columns[stage].flags[0] | s.columns[stage].flags[1] | bits) | of_keys | (bits & DIAGONAL ? of_v1 : 0);
     };
-    wait(ptx::shared_address(&s.keys_full), n % 2);
+    const int rows = uniform(owner.record.rows);
+    const bool partial = !p.causal && rows < TILE;
+    wait(ptx::shared_address(&s.k_full), n % 2);
 #pragma unroll 1
     for (int g = 0; g < p.group; ++g) {
       bool any = true;
@@ -329,13 +346,14 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
         wait_full();
         uint32_t now = know(ring.stage);
         multiply_scores(ring.stage);
+        wait_in_place(ptx::shared_address(&s.v_full), n % 2);
         ptx::wgmma_wait_group<0>();
         keep_all(x);
 #pragma unroll 1
         while (true) {
           const int stage = ring.stage;
           const QueryColumns& columns = s.columns[stage];
-          const Hidden hidden{(now & DIAGONAL) != 0, int(uniform(owner.record.rows))};
+          const Hidden hidden{(now & DIAGONAL) != 0, rows};
           const uint32_t phase = ring.phase;
           ring.advance();
           // S of the last step is made twice: no branch has a product, or a wait for operands.
@@ -345,29 +363,35 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           };
           uint32_t then;
 
-          const auto finish_step = [&]() {  // dK of the step before is done
-            ptx::wgmma_wait_group<0>();
+          const auto finish_before = [&]() {  // dK of the step before is done
             keep_all(b);
-            if (started) release(stage == 0 ? STAGES - 1 : stage - 1);
+            if (started) {
+              const int before = stage == 0 ? STAGES - 1 : stage - 1;
+              send_x(before);
+              release(before);
+            }
             started = true;
           };
           if (!(now & SLOW)) {
             // ---- P^T -------------------------------------------------------------------------------------------
             ptx::keep(lane);
             const float4* const score = columns.score + lane % 4;
-            if (hidden.diagonal || (!p.causal && hidden.rows < TILE)) {
+            if (hidden.diagonal || partial) {
               hide_scores(x, Limits(hidden, At::of_thread(s.steps[stage].half)));
             }
             const float2* const of_key = keys[hidden.diagonal].factors + warp % 4 * 16 + lane / 4;
             const float2 f0 = of_key[0], f1 = of_key[8];
             fast_probabilities<0>(a, x, score, f0.x, f1.x);
-            finish_step();
+            uint32_t held[16];
+            copy_all<0, 8>(held, a);
+            multiply_p(0, stage);
+            ptx::wgmma_wait_group<1>();
+            finish_before();
             multiply_values(stage, hidden.diagonal);
             fast_probabilities<1>(a, x, score, f0.x, f1.x);
-            uint32_t held[16];
-            copy_all(held, a);
+            copy_all<8, 16>(held, a);
             wait_next();
-            multiply_p(stage);
+            multiply_p(1, stage);
             multiply_scores(next);
             then = know(next);
             // ---- X^T -------------------------------------------------------------------------------------------
@@ -375,7 +399,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
             keep_all(dp);
             fast_gradients(b, held, dp, columns.delta + lane % 4, columns.factor, f0.y, f1.y);
           } else {
-            finish_step();
+            ptx::wgmma_wait_group<0>();
+            finish_before();
             multiply_values(stage, hidden.diagonal);
             ptx::wgmma_wait_group<0>();
             keep_all(dp);
@@ -385,24 +410,25 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
                             r.head * p.max_tiles + r.first + r.tile, hidden};
             slow_step(a, b, x, dp, p, m, At::of_thread(s.steps[stage].half));
             wait_next();
-            multiply_p(stage);
+            multiply_p(0, stage);
+            multiply_p(1, stage);
             ptx::wgmma_wait_group<0>();
             keep_all(a);
             multiply_scores(next);
             then = know(next);
           }
-          uint32_t held[16];
-          copy_all(held, b);
+          put_x(b);
           multiply_x(stage);
           ptx::wgmma_wait_group<1>();  // S of the next step; here, not there: else the assembler serializes all products
           keep_all(x);
           keep_all(a);
-          store_x(held, stage);
           if (now & ENDS) break;
           now = then;
         }
         ptx::wgmma_wait_group<0>();
-        release(ring.stage == 0 ? STAGES - 1 : ring.stage - 1);
+        const int last = ring.stage == 0 ? STAGES - 1 : ring.stage - 1;
+        send_x(last);
+        release(last);
 #pragma unroll
         for (int i = 0; i < D / 2; ++i) {
           ptx::keep(dk[i]);
@@ -431,7 +457,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) backward_keys(const __g
       ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 1);
       ptx::mbarrier_init(ptx::shared_address(&s.empty[i]), CONSUMERS / 32);
     }
-    ptx::mbarrier_init(ptx::shared_address(&s.keys_full), 1);
+    ptx::mbarrier_init(ptx::shared_address(&s.k_full), 1);
+    ptx::mbarrier_init(ptx::shared_address(&s.v_full), 1);
     ptx::mbarrier_init(ptx::shared_address(&s.keys_empty), CONSUMERS / 32);
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&s.owner_full[i]), 1);
