@@ -60,10 +60,9 @@ class HopperGradients:
 
 @dataclass(frozen=True)
 class WideOperands:
-    """Values in bfloat16 tiles, uint8 ``(H, max_tiles, 256 D)``, of q, k and dO'; zeros for lost tokens."""
+    """Values in bfloat16 tiles, uint8 ``(Hq, max_tiles, 256 D)``, of q and dO'; zeros for lost tokens."""
 
     q: Any
-    k: Any
     dout: Any
 
 
@@ -99,10 +98,8 @@ def attention_backward(
     kv_shape = (out.shape[0], schedule.num_kv_heads, dim)
     dq = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     dk, dv = (torch.empty(kv_shape, dtype=out.dtype, device=out.device) for _ in range(2))
-    payloads = (inputs.q.payload, inputs.k.payload, inputs.q.payload)  # dO' has the shape of q
-    wide = WideOperands(
-        *(torch.empty((*x.shape[:2], 2 * TILE * dim), dtype=torch.uint8, device=x.device) for x in payloads)
-    )
+    shape = (schedule.num_q_heads, schedule.max_tiles, 2 * TILE * dim)
+    wide = WideOperands(*(torch.empty(shape, dtype=torch.uint8, device=out.device) for _ in range(2)))
     rows = row_pass(dout, out, l, m, schedule, gradients=(dq, dk, dv), wide=wide.dout)
     gradients = HopperGradients(dq, dk, dv)
     launch_backward(inputs, rows, wide, schedule, softmax_scale, gradients, stored_bytes)
@@ -189,7 +186,6 @@ def _fields(
         "v1": pointer(v1.payload),
         "dout": pointer(rows.dout.payload),
         "q_wide": pointer(wide.q),
-        "k_wide": pointer(wide.k),
         "dout_wide": pointer(wide.dout),
         "q_exponents": pointer(inputs.q.exponents),
         "k_exponents": pointer(inputs.k.exponents),

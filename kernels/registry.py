@@ -273,7 +273,7 @@ HOPPER_FORWARD = Kernel(
 
 HOPPER_BACKWARD_OPERANDS = Kernel(
     name="hopper_backward_operands",
-    summary="attention backward on Hopper: q and k as bfloat16 tiles, and what a step needs of its rows beside",
+    summary="attention backward on Hopper: q as bfloat16 tiles, and what a step needs of its rows beside",
     source="hopper/backward_operands.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
     entries=(Entry("backward_operands", threads=(256,), max_registers=64),),
@@ -297,7 +297,7 @@ HOPPER_BACKWARD_DQ = Kernel(
     summary="attention backward on Hopper: dQ from stored tiles of X",
     source="hopper/backward_dq.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
-    entries=(Entry("backward_dq", threads=(544,), max_registers=120),),
+    entries=(Entry("backward_dq", threads=(640,), max_registers=96),),
     parameters=(ELEMENT, HOPPER_DIM),
     targets=(SM_90A,),
 )

@@ -214,7 +214,7 @@ HOPPER_BACKWARD = np.dtype(
         *[
             (name, POINTER)
             for name in (
-                *("q", "k", "v", "v1", "dout", "q_wide", "k_wide", "dout_wide"),
+                *("q", "k", "v", "v1", "dout", "q_wide", "dout_wide"),
                 *("q_exponents", "k_exponents", "v_scales", "v1_scales", "dout_scales", "delta", "top"),
             )
         ],

@@ -36,7 +36,6 @@ struct BackwardParams {
   const uint8_t* v1;     // token blocks of 1, for the diagonal tile; as v without one
   const uint8_t* dout;   // (q_heads, ...)
   uint8_t* q_wide;           // (q_heads, max_tiles, 256 D), values in bfloat16, 0 for a lost token
-  uint8_t* k_wide;           // (kv_heads, ...)
   const uint8_t* dout_wide;  // (q_heads, ...)
   const float* q_exponents;  // (q_heads, max_tiles, 128), Note [Folded exponents]
   const float* k_exponents;

@@ -14,21 +14,23 @@
 // tokens and, if causal, the key not after the query.
 //
 // A CTA takes an item of the forward's list: two adjacent query tiles of a head, a consumer warpgroup for each of their
-// four blocks, which share the tiles of K: X streams from memory once, and K comes from L2 for every four blocks.
+// four blocks, which share the tiles of K: X streams from memory once, and K comes from L2 for every four blocks. It comes
+// as E4M3, and three more warps make bfloat16 of it: half of the bytes, and no copy of K in memory.
 #include "common/pairs.cuh"
 #include "hopper/backward_rows.cuh"
 
 using namespace backward;
 
 constexpr int BLOCKS = 4;  // of the queries of an item
-constexpr int QUERY_WARPS = 4 * BLOCKS, QUERY_THREADS = 32 * (QUERY_WARPS + 1);
+constexpr int QUERY_WARPS = 4 * BLOCKS, KEY_WARPS = 3, ALL_THREADS = 32 * (QUERY_WARPS + KEY_WARPS + 1);
 constexpr int BLOCK_BYTES = STEP * STEP * 2;  // of a block of X
 constexpr int STAGES = D == 128 ? 4 : 5;
 constexpr int AHEAD = 8;  // steps before its end in which an item's successor is taken
 
 struct alignas(1024) Stage {
   uint8_t x[BLOCKS][BLOCK_BYTES];
-  uint8_t k[STEP_WIDE];
+  uint8_t wide[STEP_WIDE];  // of the keys
+  uint8_t k[STEP_BYTES];
 };
 
 // The item of a stage, as its consumers see it.
@@ -42,8 +44,9 @@ struct Item {
 
 struct Shared {
   Stage stage[STAGES];
+  alignas(16) float exponents[STAGES][STEP];  // of the keys
   Item items[STAGES];
-  uint64_t full[STAGES], empty[STAGES];
+  uint64_t full[STAGES], widened[STAGES], empty[STAGES];
 };
 static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
 extern "C" __constant__ const int backward_dq_shared_bytes = sizeof(Shared);
@@ -99,7 +102,7 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       item.rows = found.z + 1 < count ? TILE + (found.z + 2 < count ? TILE : last) : tile.rows;
     }
     const uint8_t* const x = p.x + (found.y - p.first_head * p.group) * p.pairs * 4 * BLOCK_BYTES;
-    const uint8_t* const k = p.k_wide + (kv_head * p.max_tiles + base) * 2 * TILE_BYTES;
+    const int64_t slot = kv_head * p.max_tiles + base;
     const int steps = max(item.steps, 1);
     int ticket = 0;
 #pragma unroll 1
@@ -114,9 +117,11 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
         int needed = 0;
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) needed += step < count_seen(causal, item.first + b, blocks);
-        ptx::mbarrier_arrive_expect_tx(barrier, needed * BLOCK_BYTES + (valid ? STEP_WIDE : 0));
+        ptx::mbarrier_arrive_expect_tx(barrier, needed * BLOCK_BYTES + (valid ? STEP_BYTES + sizeof(s.exponents[0]) : 0));
         if (valid) {
-          copy_step_wide(ptx::shared_address(stage.k), k + step / 2 * (2 * TILE_BYTES), step % 2, barrier);
+          copy_step(ptx::shared_address(stage.k), p.k + (slot + step / 2) * TILE_BYTES, step % 2, barrier);
+          ptx::cp_async_bulk_shared_global(ptx::shared_address(s.exponents[ring.stage]),
+                                           p.k_exponents + slot * TILE + step * STEP, sizeof(s.exponents[0]), barrier);
 #pragma unroll
           for (int b = 0; b < BLOCKS; ++b) {
             const int block = item.first + b;
@@ -135,12 +140,79 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
   if (lane == 0 && atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
 }
 
+// ---- keys to bfloat16 ------------------------------------------------------------------------------------------
+
+// Two codes, at bytes `which` of the word, as bfloat16 numbers 2^120 times smaller: Note [Shifted codes].
+//
+// Note [Shifted codes]
+// ~~~~~~~~~~~~~~~~~~~~
+// E4M3 and bfloat16 differ in the bias of the exponent, by 120, and in how many bits they have: a code whose magnitude is
+// shifted by four bits is the number times 2^-120, subnormals included. NaN would be a finite number; here only the codes
+// of lost tokens may be NaN, and zeros take their place.
+__device__ __forceinline__ uint32_t shift_codes(uint32_t codes, uint32_t which) {
+  const uint32_t upper = ptx::prmt(codes, 0, which);
+  return upper >> 4 & 0x07F007F0u | upper & 0x80008000u;
+}
+
+// 16 codes times 2^exponent, to their place in a wide tile; zeros for a lost token.
+__device__ __forceinline__ void store_piece(Stage& stage, int row, int piece, const uint4& codes, float exponent) {
+  const bool found = exponent == exponent;
+  const uint32_t word[4] = {found ? codes.x : 0, found ? codes.y : 0, found ? codes.z : 0, found ? codes.w : 0};
+  constexpr uint32_t UP = (120 + 127) << 7;
+  const uint32_t power = __float_as_uint(exp2_scale(found ? exponent : 0.0f)) >> 16;
+  uint32_t pair[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {  // the first product is exact
+    const uint32_t shifted = shift_codes(word[i / 2], i % 2 == 0 ? 0x1404 : 0x3424);
+    pair[i] = ptx::mul_rn_bf16x2(ptx::mul_rn_bf16x2(shifted, UP | UP << 16), power | power << 16);
+  }
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int chunk = 2 * (piece % 4) + half;
+    uint4* const to = reinterpret_cast<uint4*>(stage.wide + piece / 4 * STEP_PANEL + row * 128 + 16 * (chunk ^ row % 8));
+    *to = make_uint4(pair[4 * half], pair[4 * half + 1], pair[4 * half + 2], pair[4 * half + 3]);
+  }
+}
+
+// Three warps. A thread takes pieces of 16 codes; quarters of a warp take four pieces of two rows, which lie in different
+// banks of the wide tile. All loads come first.
+__device__ __forceinline__ void widen(Shared& s) {
+  constexpr int PIECES = PANELS * STEP * 4, EACH = (PIECES + 32 * KEY_WARPS - 1) / (32 * KEY_WARPS);
+  const int thread = threadIdx.x - 32 * QUERY_WARPS;
+  const auto row = [&](int i) { return (thread + 32 * KEY_WARPS * i) / 4 % STEP; };
+  const auto piece = [&](int i) { return (thread + 32 * KEY_WARPS * i) / (4 * STEP) * 4 + thread % 4; };
+  const auto exists = [&](int i) { return i + 1 < EACH || thread + 32 * KEY_WARPS * i < PIECES; };
+  Ring<STAGES> ring;
+#pragma unroll 1
+  while (true) {
+    wait(ptx::shared_address(&s.full[ring.stage]), ring.phase);
+    if (uniform(s.items[ring.stage].steps) == 0) return;
+    Stage& stage = s.stage[ring.stage];
+    uint4 codes[EACH];
+    float exponents[EACH];
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      if (!exists(i)) break;
+      codes[i] = *reinterpret_cast<const uint4*>(stage.k + layout::payload_offset<D>(row(i), 16 * piece(i)));
+      exponents[i] = s.exponents[ring.stage][row(i)];
+    }
+#pragma unroll
+    for (int i = 0; i < EACH; ++i) {
+      if (exists(i)) store_piece(stage, row(i), piece(i), codes[i], exponents[i]);
+    }
+    ptx::fence_proxy_async();
+    ptx::bar_warp_sync();
+    if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.widened[ring.stage]));
+    ring.advance();
+  }
+}
+
 // ---- consuming -------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   const int warp = uniform(threadIdx.x / 32), block = warp / 4, lane = threadIdx.x % 32;
   const uint64_t a = describe_mn_major(ptx::shared_address(s.stage[0].x[block]), 0);
-  const uint64_t b = describe_mn_major(ptx::shared_address(s.stage[0].k), STEP_PANEL);
+  const uint64_t b = describe_mn_major(ptx::shared_address(s.stage[0].wide), STEP_PANEL);
   Ring<STAGES> ring;
   float dq[D / 2];
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
@@ -165,6 +237,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
 #pragma unroll 1
     for (int step = 0; step < seen; ++step) {
       wait_full();
+      wait(ptx::shared_address(&s.widened[ring.stage]), ring.phase);
       const uint32_t distance = ring.stage * (sizeof(Stage) / 16);
       ptx::wgmma_fence();
 #pragma unroll
@@ -195,19 +268,23 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(QUERY_THREADS, 1) backward_dq(const __grid_constant__ BackwardParams p) {
+extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) backward_dq(const __grid_constant__ BackwardParams p) {
   extern __shared__ __align__(1024) uint8_t raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 1);
+      ptx::mbarrier_init(ptx::shared_address(&s.widened[i]), KEY_WARPS);
       ptx::mbarrier_init(ptx::shared_address(&s.empty[i]), QUERY_WARPS);
     }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
-  if (uniform(threadIdx.x / 32) < QUERY_WARPS) {
+  const int warp = uniform(threadIdx.x / 32);
+  if (warp < QUERY_WARPS) {
     consume(p, s);
+  } else if (warp < QUERY_WARPS + KEY_WARPS) {
+    widen(s);
   } else {
     fetch(p, s);
   }

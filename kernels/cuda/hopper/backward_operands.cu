@@ -1,5 +1,5 @@
-// What the backward needs of a tile of queries or keys beside what is saved: their values in bfloat16, Note [Wide tile],
-// and Note [Columns].
+// What the backward needs of a tile of queries or keys beside what is saved: Note [Columns]; of queries their values in
+// bfloat16 too, Note [Wide tile].
 #include "hopper/backward.cuh"
 #include "quantize/wide.cuh"
 
@@ -92,14 +92,12 @@ extern "C" __global__ void __launch_bounds__(PER_TILE, 4) backward_operands(cons
     const bool query = head < q_heads;
     const int64_t slot = (query ? head : head - q_heads) * p.max_tiles + index;
     const int rows = p.tiles[index].rows;
-    const Codes codes((query ? p.q : p.k) + slot * TILE_BYTES, rows);
-    if (threadIdx.x < TILE) {
-      if (query) {
-        write_query(p, slot, threadIdx.x);
-      } else {
-        write_key(p, slot, threadIdx.x, rows);
-      }
+    if (query) {
+      const Codes codes(p.q + slot * TILE_BYTES, rows);
+      if (threadIdx.x < TILE) write_query(p, slot, threadIdx.x);
+      codes.store(p.q_wide + slot * 2 * TILE_BYTES, p.q_exponents + slot * TILE);
+    } else if (threadIdx.x < TILE) {
+      write_key(p, slot, threadIdx.x, rows);
     }
-    codes.store((query ? p.q_wide : p.k_wide) + slot * 2 * TILE_BYTES, (query ? p.q_exponents : p.k_exponents) + slot * TILE);
   }
 }
