@@ -2,10 +2,12 @@
 //
 // Note [Factor tile]
 // ~~~~~~~~~~~~~~~~~~
-// For every tile of K, 132 words: the scale of each key as FP32, NaN for a lost key and past the document, so that
-// such a key hides itself (Note [Clamp by saturation]); the first lost token of K and of V, 128 without one; the
-// largest exponent of K; whether an exponent is so far from 0 that the kernels take their slow path. A row that sees a
-// lost token is set to NaN in the end: no NaN is ever multiplied.
+// For every tile of K, 132 words: the scale of each key as FP32, NaN for a lost key and past the document; the first
+// lost token of K and of V, 128 without one; the largest exponent of K; whether an exponent is so far from 0 that the
+// kernels take their slow path. A row that sees a lost token is set to NaN in the end, whatever it holds.
+//
+// The scales of every 16 keys are in the order in which threads need them: a thread has the columns 8 i + 2 q + c of an
+// accumulator, with one q, and those of one q and two i are adjacent: 16 bytes.
 #pragma once
 
 #include "common/formats.cuh"
@@ -14,6 +16,11 @@
 namespace hopper {
 
 constexpr int FACTOR_WORDS = layout::TILE + 4;
+
+// Where the scale of a key is.
+__device__ __forceinline__ int factor_word(int key) {
+  return key / 16 * 16 + key / 2 % 4 * 4 + key / 8 % 2 * 2 + key % 2;
+}
 
 // Exponents of token scales up to this magnitude are usual: no product of two of them and c leaves the normal numbers.
 constexpr float USUAL_EXPONENT = 60.0f;
@@ -54,7 +61,7 @@ __device__ __forceinline__ void write_key_factors(float* to, const float (&e)[la
       largest = fmaxf(largest, e[b]);
       extreme |= scaled && fabsf(e[b]) > USUAL_EXPONENT;
     }
-    to[row] = !known ? __uint_as_float(0x7FC00000u) : scaled ? formats::decode_e8m0(uint32_t(int(e[b]) + 127)) : 1.0f;
+    to[factor_word(row)] = !known ? __uint_as_float(0x7FC00000u) : scaled ? formats::decode_e8m0(uint32_t(int(e[b]) + 127)) : 1.0f;
   }
   const int first = first_of(lost);
   const uint32_t top = ptx::redux_max_u32(uint32_t(int(largest) + 127));

@@ -72,46 +72,46 @@ __device__ __forceinline__ void store_sums(const ForwardParams& p, const State& 
 
 __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) {
   const int group = threadIdx.x / 128 - 1;
-  const int row = 64 * group + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;  // of h = 0
+  Self self = {threadIdx.x % 32 == 0, ptx::shared_address(&shared)};
+  ptx::keep(self.leader);
+  ptx::keep(self.shared);
   WorkRing ring;
-  QRing q;
-  KvRing k, v;
-  for (;; ring.advance(), q.advance()) {
-    hopper::wait(ptx::shared_address(&shared.work_full[ring.stage]), ring.phase);
-    const Work& work = shared.work[ring.stage];  // read anew where it is used: registers are scarce
+  KvRing kv;
+  for (;; ring.advance()) {
+    const uint32_t stage = ring.stage;
+    wait(self, WORK_FULL, stage, ring.phase);
+    const Work& work = shared.work[stage];  // read anew where it is used: registers are scarce
     if (work.keys == 0) break;
-    hopper::wait(ptx::shared_address(&shared.q_full[q.stage]), q.phase);
+    wait(self, Q_FULL, stage, ring.phase);
     if (64 * group >= work.rows) {  // no row of this warpgroup's
-      for (int j = 0; j < work.keys; ++j, k.advance(), v.advance()) {
-        hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
-        release(shared.k_empty[k.stage]);
-        hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
-        release(shared.v_empty[v.stage]);
+      for (int j = 0; j < work.keys; ++j, kv.advance()) {
+        wait(self, K_FULL, kv.stage, kv.phase);
+        release(self, K_EMPTY, kv.stage);
+        wait(self, V_FULL, kv.stage, kv.phase);
+        release(self, V_EMPTY, kv.stage);
       }
-      release(shared.q_empty[q.stage]);
-      release(shared.work_empty[ring.stage]);
+      release(self, Q_EMPTY, stage);
+      release(self, WORK_EMPTY, stage);
       continue;
     }
 
     State t;
-    const uint32_t rows = ptx::shared_address(slot(shared, Q_SLOT[0] + q.stage * (Q_SLOT[1] - Q_SLOT[0]))) +
-                          group * 64 * (ROW_BYTES < 128 ? ROW_BYTES : 128);
-    const uint32_t q_rows = uniform(rows);
-    hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
-    start_scores(t.s, shared, q_rows, uniform(k.stage));
-    const float* const exponents = shared.q_exponents[q.stage];
-    t.rows.c = p.c;
-    t.rows.lost = 0;
+    const uint32_t slots = Q_SLOT[0] + stage * (Q_SLOT[1] - Q_SLOT[0]);
+    const uint32_t q_low = low_word(self.shared) - slots * SLOT_PIECES + group * 64 * WIDTH / 16;
+    wait(self, K_FULL, kv.stage, kv.phase);
+    start_scores(t.s, uniform(q_low), low_word_of_keys(self.shared, uniform(kv.stage)));
+    const float* const exponents = shared.q_exponents[stage];
+    const int row = row_of_thread();
+    t.rows.flags = work.slow ? hopper::SLOW : 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      t.rows.scaled[h] = E4M3 ? __fmul_rn(p.c, hopper::decode_exponent(exponents[row + 8 * h])) : p.c;
+      t.rows.c[h] = __fmul_rn(p.c, work.slow ? 1.0f : row_scale(exponents[row + 8 * h]));
       t.rows.top[h] = hopper::minus_infinity();
-      t.rows.known[h] = hopper::not_a_number();
     }
 #pragma unroll
     for (int i = 0; i < O_REGISTERS; ++i) t.o[i] = 0.0f;
-    add_tiles(t, shared, k, v, q_rows, work, exponents, p.causal);
-    uint32_t lost = t.rows.lost;  // bit h: P and l of row h are NaN; bit 2 + h: O is
+    add_tiles(t, shared, kv, q_low, {work, exponents, bool(p.causal), false}, self);
+    uint32_t lost = t.rows.flags & 3;  // bit h: P and l of row h are NaN; bit 2 + h: O is
 #pragma unroll
     for (int lanes = 1; lanes < 4; lanes *= 2) lost |= ptx::shfl_bfly(lost, lanes);
 #pragma unroll
@@ -124,10 +124,10 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
       if ((work.lost & 1) || row + 8 * h >= work.first_lost_k) lost |= 1u << h;
       if ((work.lost & 2) || row + 8 * h >= work.first_lost_v) lost |= 4u << h;
     }
-    release(shared.q_empty[q.stage]);
+    release(self, Q_EMPTY, stage);
     store_out(p, t, work, row, lost);
     store_sums(p, t, work, row, lost);
-    release(shared.work_empty[ring.stage]);
+    release(self, WORK_EMPTY, stage);
   }
 }
 
@@ -144,19 +144,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
   for (int i = threadIdx.x; i < hopper::PANEL_BYTES / 4; i += THREADS) ones[i] = 0x3F803F80u;
   ptx::fence_proxy_async();
   if (threadIdx.x == 0) {
+    const uint32_t at = ptx::shared_address(&shared);
     for (int i = 0; i < WORK_STAGES; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.work_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.work_empty[i]), 4 * GROUPS + 1);
-    }
-    for (int i = 0; i < Q_STAGES; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.q_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.q_empty[i]), 4 * GROUPS);
+      ptx::mbarrier_init(barrier(at, WORK_FULL, i), 1);
+      ptx::mbarrier_init(barrier(at, WORK_EMPTY, i), 4 * GROUPS + 1);
+      ptx::mbarrier_init(barrier(at, Q_FULL, i), 1);
+      ptx::mbarrier_init(barrier(at, Q_EMPTY, i), 4 * GROUPS);
     }
     for (int i = 0; i < KV_STAGES; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&shared.k_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.k_empty[i]), 4 * GROUPS);
-      ptx::mbarrier_init(ptx::shared_address(&shared.v_full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&shared.v_empty[i]), 4 * GROUPS);
+      ptx::mbarrier_init(barrier(at, K_FULL, i), 1);
+      ptx::mbarrier_init(barrier(at, K_EMPTY, i), 4 * GROUPS);
+      ptx::mbarrier_init(barrier(at, V_FULL, i), 1);
+      ptx::mbarrier_init(barrier(at, V_EMPTY, i), 4 * GROUPS);
     }
     ptx::fence_mbarrier_init();
   }

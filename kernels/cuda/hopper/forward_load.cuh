@@ -10,18 +10,19 @@ __device__ __forceinline__ void fetch(void* to, const void* from, uint32_t bytes
 // The keys and values of one query tile, the last one its diagonal tile if causal.
 __device__ __forceinline__ void fetch_keys(const ForwardParams& p, Shared& shared, KvRing& ring, int64_t first,
                                            int keys) {
+  const uint32_t address = ptx::shared_address(&shared);
   for (int j = 0; j < keys; ++j, ring.advance()) {
     const int64_t at = first + j;
-    const uint32_t stage = ring.stage, k_full = ptx::shared_address(&shared.k_full[stage]);
-    const uint32_t v_full = ptx::shared_address(&shared.v_full[stage]);
-    hopper::wait(ptx::shared_address(&shared.k_empty[stage]), ring.phase ^ 1);
+    const uint32_t stage = ring.stage, k_full = barrier(address, K_FULL, stage);
+    const uint32_t v_full = barrier(address, V_FULL, stage);
+    hopper::wait(barrier(address, K_EMPTY, stage), ring.phase ^ 1);
     constexpr uint32_t FACTOR_BYTES = 4 * hopper::FACTOR_WORDS;
     ptx::mbarrier_arrive_expect_tx(k_full, TILE_BYTES + FACTOR_BYTES);
-    fetch(slot(shared, pick(K_SLOT, stage)), p.k + at * TILE_BYTES, TILE_BYTES, k_full);
+    fetch(slot(shared, K_SLOT + stage * K_SLOT_STEP), p.k + at * TILE_BYTES, TILE_BYTES, k_full);
     fetch(shared.factors[stage], p.factors + at * hopper::FACTOR_WORDS, FACTOR_BYTES, k_full);
 
     const uint8_t* const v = (p.causal && j == keys - 1 ? p.v1 : p.v) + at * WIDE_BYTES;
-    hopper::wait(ptx::shared_address(&shared.v_empty[stage]), ring.phase ^ 1);
+    hopper::wait(barrier(address, V_EMPTY, stage), ring.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(v_full, WIDE_BYTES);
 #pragma unroll
     for (int i = 0; i < PANELS; ++i) {
@@ -76,12 +77,13 @@ __device__ __forceinline__ Work inspect(const ForwardParams& p, int head, int ti
 // Takes items and publishes the query tiles in them; at the end, one of no keys. By one warp.
 __device__ __forceinline__ void take_items(const ForwardParams& p, Shared& shared) {
   const bool leader = threadIdx.x % 32 == 0;
+  const uint32_t address = ptx::shared_address(&shared);
   WorkRing ring;
   const auto publish = [&](const Work& work) {
     if (leader) {
-      hopper::wait(ptx::shared_address(&shared.work_empty[ring.stage]), ring.phase ^ 1);
+      hopper::wait(barrier(address, WORK_EMPTY, ring.stage), ring.phase ^ 1);
       shared.work[ring.stage] = work;
-      ptx::mbarrier_arrive(ptx::shared_address(&shared.work_full[ring.stage]));
+      ptx::mbarrier_arrive(barrier(address, WORK_FULL, ring.stage));
     }
     ring.advance();
     ptx::bar_warp_sync();
@@ -106,20 +108,21 @@ __device__ __forceinline__ void take_items(const ForwardParams& p, Shared& share
 
 // By one thread.
 __device__ __forceinline__ void fetch_items(const ForwardParams& p, Shared& shared) {
+  const uint32_t address = ptx::shared_address(&shared);
   WorkRing ring;
-  QRing q;
   KvRing kv;
-  for (;; ring.advance(), q.advance()) {
-    hopper::wait(ptx::shared_address(&shared.work_full[ring.stage]), ring.phase);
-    const Work work = shared.work[ring.stage];
+  for (;; ring.advance()) {
+    const uint32_t stage = ring.stage;
+    hopper::wait(barrier(address, WORK_FULL, stage), ring.phase);
+    const Work work = shared.work[stage];
     if (work.keys == 0) break;
-    const uint32_t full = ptx::shared_address(&shared.q_full[q.stage]);
-    hopper::wait(ptx::shared_address(&shared.q_empty[q.stage]), q.phase ^ 1);
+    const uint32_t full = barrier(address, Q_FULL, stage);
+    hopper::wait(barrier(address, Q_EMPTY, stage), ring.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(full, TILE_BYTES + sizeof(shared.q_exponents[0]));
     const int64_t at = work.head * p.max_tiles + work.tile;
-    fetch(slot(shared, Q_SLOT[q.stage]), p.q + at * TILE_BYTES, TILE_BYTES, full);
-    fetch(shared.q_exponents[q.stage], p.q_exponents + at * layout::TILE, sizeof(shared.q_exponents[0]), full);
+    fetch(slot(shared, Q_SLOT[stage]), p.q + at * TILE_BYTES, TILE_BYTES, full);
+    fetch(shared.q_exponents[stage], p.q_exponents + at * layout::TILE, sizeof(shared.q_exponents[0]), full);
     fetch_keys(p, shared, kv, work.first_key, work.keys);
-    ptx::mbarrier_arrive(ptx::shared_address(&shared.work_empty[ring.stage]));
+    ptx::mbarrier_arrive(barrier(address, WORK_EMPTY, ring.stage));
   }
 }

@@ -53,13 +53,15 @@ constexpr int O_REGISTERS = D / 2 + 4;  // and those of l
 // |acc| < 2^this times 2^eQ 2^eK: 128 products of at most 448^2, or, unscaled, of less than 1.
 constexpr int MAX_SCORE_EXPONENT = E4M3 ? 25 : 7;
 
-// Blocks of 8 columns whose exponentials are computed side by side: several independent chains keep the machine busy.
-constexpr int AT_ONCE = 4;
+// Parts of a tile's P, each of which is multiplied by V as soon as it is made.
+#ifndef FORWARD_PARTS
+#define FORWARD_PARTS 2
+#endif
+constexpr int PARTS = FORWARD_PARTS;
 
 constexpr int GROUPS = 2;  // consumer warpgroups
 constexpr int THREADS = 128 * (GROUPS + 1);
-constexpr int Q_STAGES = 2;
-constexpr int WORK_STAGES = 3;
+constexpr int WORK_STAGES = 2;  // query tiles
 constexpr int KV_STAGES = ROW_BYTES == 256 ? 2 : 3;
 
 // ---- shared memory ---------------------------------------------------------------------------------------------
@@ -70,8 +72,8 @@ constexpr int KV_STAGES = ROW_BYTES == 256 ? 2 : 3;
 // slot 0. wgmma finds the panels of V at equal distances, so that with a distance of L slots, other for each stage, V
 // lies in slots 2 L and L (one panel: L) and the ones, for all stages, in slot 0. K and Q take what is left.
 constexpr int V_DISTANCE[3] = {1, KV_STAGES == 3 && D == 64 ? 2 : 3, D == 64 ? 3 : 4};
-// Of two panels, that with the lower address.
-constexpr int K_SLOT[3] = {D == 64 ? 4 : 5, D == 64 ? 5 : KV_STAGES == 3 ? 7 : 8, D == 64 ? 6 : 9};
+// Of two panels, that with the lower address. K's slots are equally far apart.
+constexpr int K_SLOT = D == 64 ? 4 : 5, K_SLOT_STEP = D == 64 ? 1 : KV_STAGES == 3 ? 2 : 3;
 constexpr int Q_SLOT[2] = {D == 64 ? 7 : 10, D == 64 ? 8 : KV_STAGES == 3 ? 11 : 12};
 constexpr int SLOTS = Q_SLOT[1] + 1;
 
@@ -88,19 +90,33 @@ struct alignas(16) Work {
   int32_t unused[2];
 };
 
+// Barriers: where those of each kind begin, one for each stage.
+enum Barrier {
+  WORK_FULL = 0,
+  WORK_EMPTY = WORK_FULL + WORK_STAGES,
+  Q_FULL = WORK_EMPTY + WORK_STAGES,
+  Q_EMPTY = Q_FULL + WORK_STAGES,
+  K_FULL = Q_EMPTY + WORK_STAGES,
+  K_EMPTY = K_FULL + KV_STAGES,
+  V_FULL = K_EMPTY + KV_STAGES,
+  V_EMPTY = V_FULL + KV_STAGES,
+  BARRIERS = V_EMPTY + KV_STAGES
+};
+
 struct alignas(1024) Shared {
   uint8_t slots[SLOTS][hopper::PANEL_BYTES];
+  uint64_t barriers[BARRIERS];
   float factors[KV_STAGES][hopper::FACTOR_WORDS];
-  float q_exponents[Q_STAGES][layout::TILE];
+  float q_exponents[WORK_STAGES][layout::TILE];
   Work work[WORK_STAGES];
-  uint64_t work_full[WORK_STAGES], work_empty[WORK_STAGES];
-  uint64_t q_full[Q_STAGES], q_empty[Q_STAGES];
-  uint64_t k_full[KV_STAGES], k_empty[KV_STAGES];
-  uint64_t v_full[KV_STAGES], v_empty[KV_STAGES];
 };
 extern "C" __constant__ const int attention_forward_shared_bytes = sizeof(Shared);
 static_assert(sizeof(Shared) <= 227 * 1024, "a CTA has 227 KB of shared memory");
 
+// Address of a barrier, given that of Shared.
+__device__ __forceinline__ uint32_t barrier(uint32_t shared, Barrier kind, uint32_t stage) {
+  return shared + SLOTS * hopper::PANEL_BYTES + 8 * (kind + stage);
+}
 __device__ __forceinline__ uint8_t* slot(Shared& shared, int i) { return shared.slots[SLOTS - 1 - i]; }
 // `values[stage]` of a table, without memory.
 __device__ __forceinline__ int pick(const int (&values)[3], uint32_t stage) {
@@ -108,5 +124,4 @@ __device__ __forceinline__ int pick(const int (&values)[3], uint32_t stage) {
 }
 
 using KvRing = hopper::Ring<KV_STAGES>;
-using QRing = hopper::Ring<Q_STAGES>;
 using WorkRing = hopper::Ring<WORK_STAGES>;

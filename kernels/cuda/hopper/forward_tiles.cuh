@@ -3,10 +3,21 @@
 
 #include "hopper/forward_shared.cuh"
 
-__device__ __forceinline__ void release(uint64_t& empty) {
+// What would take long to find anew.
+struct Self {
+  uint32_t leader;  // whether this is the warp's first lane
+  uint32_t shared;  // address of Shared
+};
+
+// By the four warps of a group each.
+__device__ __forceinline__ void release(const Self& self, Barrier kind, uint32_t stage) {
   ptx::bar_warp_sync();
-  if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&empty));
+  if (self.leader) ptx::mbarrier_arrive(barrier(self.shared, kind, stage));
 }
+__device__ __forceinline__ void wait(const Self& self, Barrier kind, uint32_t stage, uint32_t parity) {
+  hopper::wait(barrier(self.shared, kind, stage), parity);
+}
+
 
 template <int N>
 __device__ __forceinline__ void keep_all(float (&x)[N]) {
@@ -19,40 +30,56 @@ __device__ __forceinline__ void keep_all(uint32_t (&x)[N]) {
   for (int i = 0; i < N; ++i) ptx::keep(x[i]);
 }
 
-// s = Q K^T of this warpgroup's rows.
-__device__ __forceinline__ void start_scores(float (&s)[64], Shared& shared, uint32_t q, uint32_t stage) {
-  constexpr int WIDTH = ROW_BYTES < 128 ? ROW_BYTES : 128;
-  const uint64_t k = hopper::describe_k_major<WIDTH>(ptx::shared_address(slot(shared, pick(K_SLOT, stage))));
-  const uint64_t a = hopper::describe_k_major<WIDTH>(q);
+// The same number, as one that the compiler knows to be equal in all lanes.
+__device__ __forceinline__ uint32_t uniform(uint32_t x) { return ptx::shfl_idx(x, 0); }
+
+// Note [Low words]
+// ~~~~~~~~~~~~~~~~
+// Of a descriptor only the low word differs between stages and steps. It is computed in 32 bits, linearly: addresses
+// stay below 2^18, so that no field needs a mask, and no sum carries into the next one.
+__device__ __forceinline__ uint64_t with_low_word(uint64_t descriptor, uint32_t low) {
+  return (descriptor >> 32) << 32 | low;
+}
+
+constexpr int WIDTH = ROW_BYTES < 128 ? ROW_BYTES : 128;
+constexpr uint32_t SLOT_PIECES = hopper::PANEL_BYTES >> 4;
+
+// Low words of slot 0, of K's slots and of V's.
+__device__ __forceinline__ uint32_t low_word(uint32_t shared) {
+  return (shared >> 4) + (SLOTS - 1) * SLOT_PIECES + (16 >> 4 << 16);
+}
+__device__ __forceinline__ uint32_t low_word_of_keys(uint32_t shared, uint32_t stage) {
+  return low_word(shared) - (K_SLOT + stage * K_SLOT_STEP) * SLOT_PIECES;
+}
+__device__ __forceinline__ uint32_t low_word_of_values(uint32_t shared, uint32_t stage) {
+  return (shared >> 4) + (SLOTS - 1) * SLOT_PIECES +
+         pick(V_DISTANCE, stage) * ((SLOT_PIECES << 16) - PANELS * SLOT_PIECES);
+}
+
+// s = Q K^T of this warpgroup's rows, given low words.
+__device__ __forceinline__ void start_scores(float (&s)[64], uint32_t q, uint32_t k) {
+  const uint64_t rest = hopper::describe_k_major<WIDTH>(0);
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < ROW_BYTES / 32; ++i) {  // a step is 32 bytes of each row
     const uint32_t at = (i / 4 * hopper::PANEL_BYTES + i % 4 * 32) >> 4;
     if constexpr (E4M3) {
-      ptx::wgmma_e4m3_ss<128>(s, hopper::advance(a, at), hopper::advance(k, at), i > 0);
+      ptx::wgmma_e4m3_ss<128>(s, with_low_word(rest, q + at), with_low_word(rest, k + at), i > 0);
     } else {
-      ptx::wgmma_bf16_ss<128>(s, hopper::advance(a, at), hopper::advance(k, at), i > 0);
+      ptx::wgmma_bf16_ss<128>(s, with_low_word(rest, q + at), with_low_word(rest, k + at), i > 0);
     }
   }
   ptx::wgmma_commit_group();
 }
 
-// The same number, as one that the compiler knows to be equal in all lanes.
-__device__ __forceinline__ uint32_t uniform(uint32_t x) { return ptx::shfl_idx(x, 0); }
-
-__device__ __forceinline__ uint64_t describe_values(Shared& shared, uint32_t stage) {
-  const int distance = pick(V_DISTANCE, stage);
-  const uint32_t first = ptx::shared_address(slot(shared, PANELS * distance));
-  return hopper::describe_mn_major(first, distance * hopper::PANEL_BYTES);
-}
-
-// o += P V over the keys of one half of a tile, and l += P 1 beside it.
-template <int HALF>
-__device__ __forceinline__ void start_values(float (&o)[O_REGISTERS], const uint32_t (&a)[32], uint64_t v) {
+// o += P V over the keys of one part of a tile, and l += P 1 beside it.
+template <int PART>
+__device__ __forceinline__ void start_values(float (&o)[O_REGISTERS], const uint32_t (&a)[32], uint32_t v) {
+  const uint64_t rest = hopper::describe_mn_major(0, 0);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int i = 4 * HALF; i < 4 * HALF + 4; ++i) {
-    ptx::wgmma_bf16_rs<D + 8>(o, a + 4 * i, hopper::advance(v, i * hopper::MN_STEP), 1);
+  for (int i = 8 / PARTS * PART; i < 8 / PARTS * (PART + 1); ++i) {
+    ptx::wgmma_bf16_rs<D + 8>(o, a + 4 * i, with_low_word(rest, v + i * hopper::MN_STEP), 1);
   }
   ptx::wgmma_commit_group();
 }
@@ -72,6 +99,11 @@ struct View {
   bool last;  // the last key tile: it may hold keys past the document, and is the diagonal tile if causal
 };
 
+// 2^eQ of a row with exponent e; 1 of a lost one, and of unscaled ones, whose exponents are only bounds.
+__device__ __forceinline__ float row_scale(float e) {
+  return E4M3 && e == e ? formats::decode_e8m0(uint32_t(int(e) + 127)) : 1.0f;
+}
+
 // The row of h = 0, and the half of the query tile that it is in; computed anew where they are used.
 __device__ __forceinline__ int row_of_thread() {
   const uint32_t thread = ptx::thread_index() - 128;
@@ -79,40 +111,15 @@ __device__ __forceinline__ int row_of_thread() {
 }
 __device__ __forceinline__ bool in_first_half() { return ptx::thread_index() < 256; }
 
-// M becomes the ceiling of the tile's largest c S, if that is larger. `factor`: what O and l are to be multiplied by.
-// Whether any changes, in a row of this warp.
-__device__ __forceinline__ bool raise_top(State& t, bool slow, const float (&largest)[2], float (&factor)[2]) {
-  bool grown = false, high = slow;
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float top = slow ? hopper::ceil_slow(largest[h], t.rows.c)
-                           : hopper::ceil_product(largest[h], t.rows.scaled[h]);
-    const float before = t.rows.top[h], after = fmaxf(before, top), step = __fsub_rn(before, after);
-    factor[h] = step >= -126.0f ? hopper::exp2_integer(step) : 0.0f;
-    grown |= after > before;
-    high |= after >= hopper::BITS_TOP;
-    t.rows.top[h] = after;
-    t.rows.known[h] = after >= 0.0f && !slow ? __fadd_rn(after, hopper::MAGIC) : hopper::not_a_number();
-  }
-  t.rows.slow = ptx::vote_any(high);
-  return ptx::vote_any(grown);
-}
-
-// From S, which has arrived, to scaled scores and M; the result of `raise_top`. Scores that are hidden from a whole half
-// of the query tile stay as they are.
-__device__ __forceinline__ bool measure(State& t, const View& view, const hopper::Factors& of_keys,
-                                        const float* factors, float (&factor)[2]) {
-  hopper::scale_scores(t.s, of_keys);
-  float largest[2];
-  hopper::find_largest_bits(t.s, largest);
-  const bool news = hopper::is_news(largest[0], t.rows, 0) | hopper::is_news(largest[1], t.rows, 1) | view.last;
-  if (!ptx::vote_any(news)) return false;
+// What `measure` leaves: scores of rows or keys that are not like most. Hides keys; `top`: m of the tile. Scores that
+// are hidden from a whole half of the query tile stay as they are.
+__device__ __forceinline__ void measure_apart(State& t, const View& view, const float* factors, float (&top)[2]) {
   const bool slow = view.work.slow, diagonal = view.causal && view.last;
   const int row = row_of_thread();
   const int last[2] = {diagonal ? row : layout::TILE, diagonal ? row + 8 : layout::TILE};
+  float largest[2];
   if (slow) {
-    const float of_row[2] = {hopper::decode_exponent(view.q_exponents[row]),
-                             hopper::decode_exponent(view.q_exponents[row + 8])};
+    const float of_row[2] = {row_scale(view.q_exponents[row]), row_scale(view.q_exponents[row + 8])};
     hopper::saturate_scores(t.s, factors, last, of_row, t.rows);
     hopper::find_largest<64>(t.s, largest);
   } else if (diagonal && in_first_half()) {
@@ -126,85 +133,128 @@ __device__ __forceinline__ bool measure(State& t, const View& view, const hopper
     }
     hopper::find_largest<64>(t.s, largest);
   }
-  return raise_top(t, slow, largest, factor);
+  bool high = slow;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    top[h] = slow ? hopper::ceil_slow(largest[h], t.rows.c[h]) : hopper::ceil_product(largest[h], t.rows.c[h]);
+    high |= fmaxf(t.rows.top[h], top[h]) >= hopper::BITS_TOP;
+  }
+  if (ptx::vote_any(high)) t.rows.flags |= hopper::SLOW;
 }
 
-__device__ __forceinline__ void rescale(State& t, const float (&factor)[2]) {
+// From S, which has arrived, to scaled scores and M. Whether M grows, in any row of the warp; `before`: what it was.
+__device__ __forceinline__ bool measure(State& t, const View& view, const hopper::Factors& of_keys,
+                                        const float* factors, float (&before)[2]) {
+  hopper::scale_scores(t.s, of_keys);
+  float largest[2], top[2];
+  hopper::find_largest_bits(t.s, largest);
+  bool usual = !(t.rows.flags & hopper::SLOW) && !view.last;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    top[h] = hopper::ceil_product(largest[h], t.rows.c[h]);
+    usual &= (largest[h] >= 0.0f) | ((t.rows.top[h] >= 0.0f) & (largest[h] < 0.0f));
+    usual &= !(top[h] >= hopper::BITS_TOP);
+  }
+  if (ptx::vote_any(!usual)) measure_apart(t, view, factors, top);
+  bool grown = false;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    before[h] = t.rows.top[h];
+    t.rows.top[h] = fmaxf(before[h], top[h]);
+    grown |= t.rows.top[h] > before[h];
+  }
+  return ptx::vote_any(grown);
+}
+
+// O and l to units of the new M.
+__device__ __forceinline__ void rescale(State& t, const float (&before)[2]) {
+  float factor[2];
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float step = __fsub_rn(before[h], t.rows.top[h]);
+    factor[h] = step >= -126.0f ? hopper::exp2_integer(step) : 0.0f;
+  }
 #pragma unroll
   for (int i = 0; i < O_REGISTERS; ++i) t.o[i] = __fmul_rn(t.o[i], factor[i / 2 % 2]);
 }
 
-// One half of P, from scaled scores, as operand A.
-template <int HALF>
-__device__ __forceinline__ void make_half(State& t, const View& view) {
-  uint32_t* const a = t.a + 16 * HALF;
-  const float* const s = t.s + 32 * HALF;
-  if (HALF == 1 && view.causal && view.last && in_first_half()) {  // every key is hidden
+// One part of P as operand A.
+template <int PART>
+__device__ __forceinline__ void make_part(State& t, const View& view) {
+  constexpr int BLOCKS = 16 / PARTS;
+  uint32_t* const a = t.a + 2 * BLOCKS * PART;
+  const float* const s = t.s + 4 * BLOCKS * PART;
+  if (2 * PART >= PARTS && view.causal && view.last && in_first_half()) {  // every key is hidden
 #pragma unroll
-    for (int i = 0; i < 16; ++i) a[i] = 0;
-  } else if (t.rows.slow) {
-    hopper::make_pairs_slow<FRACTION_BITS, 8>(a, s, t.rows);
+    for (int i = 0; i < 2 * BLOCKS; ++i) a[i] = 0;
+  } else if (t.rows.flags & hopper::SLOW) {
+    hopper::make_pairs_slow<FRACTION_BITS, BLOCKS>(a, s, t.rows);
   } else {
-#pragma unroll
-    for (int i = 0; i < 8; i += AT_ONCE) {
-      hopper::make_pairs<FRACTION_BITS, AT_ONCE>(a + 2 * i, s + 4 * i, t.rows);
-    }
+    hopper::make_pairs<FRACTION_BITS, BLOCKS>(a, s, t.rows);
   }
 }
 
-// All key tiles of a query tile, the S of the first of which is under way; the rings follow. S of the next tile and P V
-// of this one are started together: Note [Forward on Hopper].
-__device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& k, KvRing& v, uint32_t q, const Work& work,
-                                          const float* q_exponents, bool causal) {
-  View view = {work, q_exponents, causal, false};
-  t.rows.slow = false;
+// The parts from PART on, and the product of each but the last.
+template <int PART>
+__device__ __forceinline__ void make_parts(State& t, const View& view, uint32_t values) {
+  make_part<PART>(t, view);
+  if constexpr (PART + 1 < PARTS) {
+    start_values<PART>(t.o, t.a, values);
+    make_parts<PART + 1>(t, view, values);
+  }
+}
+
+// All key tiles of a query tile, the S of the first of which is under way; the ring follows.
+__device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& kv, uint32_t q, View view,
+                                          const Self& self) {
   hopper::Factors of_keys;
-  hopper::load_factors(of_keys, shared.factors[k.stage]);  // in flight while S is
+  hopper::load_factors(of_keys, shared.factors[kv.stage]);  // in flight while S is
   ptx::wgmma_wait_group<0>();
   keep_all(t.s);
-  const int keys = work.keys;
+  uint32_t values;
+  bool first = true;
 #pragma unroll 1
-  for (int left = keys - 1;; --left) {
+  for (int left = uniform(view.work.keys) - 1;; --left) {
     view.last = left == 0;
-    float factor[2];
-    const bool grown = measure(t, view, of_keys, shared.factors[k.stage], factor);
-    release(shared.k_empty[k.stage]);
-    k.advance();
-    const uint32_t k_stage = uniform(k.stage);
-    ptx::wgmma_wait_group<1>();  // the first half of P V, which frees the first half of A
-#pragma unroll
-    for (int i = 0; i < 16; ++i) ptx::keep(t.a[i]);
-    make_half<0>(t, view);
-    ptx::wgmma_wait_group<0>();
+    KvRing next = kv;
+    next.advance();
+    // Asked early, as the answers take a while.
+    values = low_word_of_values(self.shared, uniform(kv.stage));
+    const bool k_ready = ptx::mbarrier_test_wait_parity(barrier(self.shared, K_FULL, next.stage), next.phase);
+    const bool v_ready = ptx::mbarrier_test_wait_parity(barrier(self.shared, V_FULL, kv.stage), kv.phase);
+    float before[2];
+    const bool grown = measure(t, view, of_keys, shared.factors[kv.stage], before);
+    release(self, K_EMPTY, kv.stage);
+    make_part<0>(t, view);
+    ptx::wgmma_wait_group<0>();  // the last part of the previous P V
     keep_all(t.o);
-#pragma unroll
-    for (int i = 16; i < 32; ++i) ptx::keep(t.a[i]);
-    if (left != keys - 1) {
-      release(shared.v_empty[v.stage]);
-      v.advance();
+    keep_all(t.a);
+    if (!first) {
+      release(self, V_EMPTY, kv.stage == 0 ? KV_STAGES - 1 : kv.stage - 1);
+      if (grown) rescale(t, before);  // at first O is 0
     }
-    const uint32_t v_stage = uniform(v.stage);
-    if (grown && left != keys - 1) rescale(t, factor);  // at first O is 0
-    make_half<1>(t, view);
-    const uint64_t values = describe_values(shared, v_stage);
-    if (left == 0) {
-      hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
-      start_values<0>(t.o, t.a, values);
-      start_values<1>(t.o, t.a, values);
-      break;
+    first = false;
+    if (!v_ready) wait(self, V_FULL, kv.stage, kv.phase);
+    if (view.last) {
+      of_keys = {};  // so that no register keeps the old ones
+    } else {
+      if (!k_ready) wait(self, K_FULL, next.stage, next.phase);
+      hopper::load_factors(of_keys, shared.factors[next.stage]);  // loads that are behind products wait for them
     }
-    hopper::wait(ptx::shared_address(&shared.k_full[k.stage]), k.phase);
-    hopper::wait(ptx::shared_address(&shared.v_full[v.stage]), v.phase);
-    start_scores(t.s, shared, q, k_stage);
     start_values<0>(t.o, t.a, values);
-    start_values<1>(t.o, t.a, values);
-    hopper::load_factors(of_keys, shared.factors[k.stage]);
-    ptx::wgmma_wait_group<2>();  // S
+    const uint32_t q_low = uniform(q), k_low = low_word_of_keys(self.shared, uniform(next.stage));
+    make_parts<1>(t, view, values);
+    if (view.last) break;
+    start_scores(t.s, q_low, k_low);
+    start_values<PARTS - 1>(t.o, t.a, values);
+    kv = next;
+    ptx::wgmma_wait_group<1>();  // S, and the parts before the last
     keep_all(t.s);
   }
+  start_values<PARTS - 1>(t.o, t.a, values);
   ptx::wgmma_wait_group<0>();
   keep_all(t.o);
   keep_all(t.a);
-  release(shared.v_empty[v.stage]);
-  v.advance();
+  release(self, V_EMPTY, kv.stage);
+  kv.advance();
 }

@@ -23,34 +23,30 @@ constexpr float LARGE = 8388608.0f;  // 2^23, from where FP32 numbers are intege
 
 // What a thread knows of its two query rows.
 struct QueryRows {
-  float c;          // softmax constant
-  float scaled[2];  // c 2^eQ
-  float top[2];     // M
-  float known[2];   // MAGIC + M; NaN where a tile's maximum must be found whatever it is
-  uint32_t lost;    // bit h: P of row h is NaN
-  bool slow;        // P must be computed by `make_pairs_slow`
+  float c[2];      // softmax constant, times 2^eQ unless the path is slow
+  float top[2];    // M
+  uint32_t flags;  // bit h: P of row h is NaN; SLOW: P must be computed by `make_pairs_slow`
 };
-
-// 2^e of a token of q; 1 of a lost one.
-__device__ __forceinline__ float decode_exponent(float e) {
-  return e == e ? formats::decode_e8m0(uint32_t(int(e) + 127)) : 1.0f;
-}
+constexpr uint32_t SLOW = 4;
 
 // The factors of this thread's columns of a key tile.
 struct Factors {
-  float2 of[16];
+  float of[32];
 };
 
 __device__ __forceinline__ void load_factors(Factors& to, const float* factors) {
-  const int column = 2 * (threadIdx.x % 4);
+  const float* const own = factors + threadIdx.x % 4 * 4;
 #pragma unroll
-  for (int i = 0; i < 16; ++i) to.of[i] = *reinterpret_cast<const float2*>(factors + 8 * i + column);
+  for (int i = 0; i < 32; i += 4) {
+    const float4 four = *reinterpret_cast<const float4*>(own + 4 * i);
+    to.of[i] = four.x, to.of[i + 1] = four.y, to.of[i + 2] = four.z, to.of[i + 3] = four.w;
+  }
 }
 
 // Scores to scaled scores, acc 2^eK, with NaN for hidden keys: those whose factor is NaN.
 __device__ __forceinline__ void scale_scores(float (&s)[64], const Factors& factors) {
 #pragma unroll
-  for (int i = 0; i < 64; ++i) s[i] = __fmul_rn(s[i], i % 2 == 0 ? factors.of[i / 4].x : factors.of[i / 4].y);
+  for (int i = 0; i < 64; ++i) s[i] = __fmul_rn(s[i], factors.of[i / 4 * 2 + i % 2]);
 }
 
 // -inf for the keys past last[h], of the elements FROM to TO.
@@ -81,9 +77,10 @@ __device__ __forceinline__ void saturate_scores(float (&s)[64], const float* fac
 #pragma unroll
   for (int i = 0; i < 64; ++i) {
     const int key = 8 * (i / 4) + i % 2 + column, h = i / 2 % 2;
-    const bool hidden = factors[key] != factors[key] || key > last[h];
+    const float factor = factors[factor_word(key)];
+    const bool hidden = factor != factor || key > last[h];
     s[i] = __fmul_rn(s[i], of_row[h]);
-    if (!hidden && !(s[i] < __uint_as_float(0x7F800000u))) rows.lost |= 1u << h;
+    if (!hidden && !(s[i] < __uint_as_float(0x7F800000u))) rows.flags |= 1u << h;
     s[i] = hidden ? minus_infinity() : fmaxf(s[i], -LARGEST);
   }
 }
@@ -107,11 +104,10 @@ __device__ __forceinline__ void find_largest(const float (&s)[64], float (&large
 // ~~~~~~~~~~~~~~~~~~~~~~
 // Hopper takes the maximum of three integers at a time, but of two FP32 numbers. Bits of FP32 numbers, as signed
 // integers, order the positive ones as they are, above all negative ones and below NaN. So if the largest is neither
-// negative nor NaN, it is that of the numbers; if it is negative, so are all numbers. For a row with M >= 0 that is
-// enough to know, lane by lane, whether M grows: only where MAGIC + c S, rounded up, is not at most MAGIC + M. The row's
-// maximum itself is found where it may, which is rare after the first tiles.
+// negative nor NaN, it is that of the numbers. If it is negative, so are all numbers, and where M >= 0 that is enough to
+// know: M does not grow. Elsewhere the maximum is found otherwise.
 
-// Of this thread's elements of each row, the number with the largest bits.
+// Of a row, over the four lanes that share it, the number with the largest bits.
 __device__ __forceinline__ void find_largest_bits(const float (&s)[64], float (&largest)[2]) {
   int bits[4];  // of the row h, two chains each, which need not wait for one another
 #pragma unroll
@@ -122,12 +118,15 @@ __device__ __forceinline__ void find_largest_bits(const float (&s)[64], float (&
     for (int i = 4; i < 32; i += 4) bits[c] = max(max(bits[c], __float_as_int(x[i])), __float_as_int(x[i + 1]));
   }
 #pragma unroll
-  for (int h = 0; h < 2; ++h) largest[h] = __int_as_float(max(bits[h], bits[2 + h]));
-}
-
-// Whether M may grow: Note [Maximum of bits].
-__device__ __forceinline__ bool is_news(float largest, const QueryRows& rows, int h) {
-  return !(__fmaf_ru(largest, rows.scaled[h], MAGIC) <= rows.known[h]);
+  for (int h = 0; h < 2; ++h) bits[h] = max(bits[h], bits[2 + h]);
+#pragma unroll
+  for (int lanes = 1; lanes < 4; lanes *= 2) {
+    const uint32_t others[2] = {ptx::shfl_bfly(uint32_t(bits[0]), lanes), ptx::shfl_bfly(uint32_t(bits[1]), lanes)};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) bits[h] = max(bits[h], int(others[h]));
+  }
+#pragma unroll
+  for (int h = 0; h < 2; ++h) largest[h] = __int_as_float(bits[h]);
 }
 
 // c S where it is large: rounded, saturating.
@@ -165,7 +164,7 @@ __device__ __forceinline__ void make_pairs(uint32_t* a, const float* s, const Qu
   for (int i = 0; i < 4 * N; ++i) {
     const int h = i / 2 % 2;
     x[i] = s[i];
-    c[i] = __fmul_rn(rows.scaled[h], UNIT);
+    c[i] = __fmul_rn(rows.c[h], UNIT);
     k[i] = bits_addend(rows.top[h]);
   }
   exp2_bits<F>(n, x, c, k);
@@ -173,13 +172,14 @@ __device__ __forceinline__ void make_pairs(uint32_t* a, const float* s, const Qu
   for (int i = 0; i < 2 * N; ++i) a[i] = pair_numbers<F>(n[2 * i], n[2 * i + 1]);
 }
 
-// The same, operation by operation, from S.
+// The same, operation by operation, and one after the other: it shall take no registers from what is not rare.
 template <int F, int N>
 __device__ __forceinline__ void make_pairs_slow(uint32_t* a, const float* s, const QueryRows& rows) {
 #pragma unroll
   for (int i = 0; i < 2 * N; ++i) {
-    const float top = rows.top[i % 2];
-    a[i] = pair_bits<F>(bits_slow<F>(s[2 * i], rows.c, top), bits_slow<F>(s[2 * i + 1], rows.c, top));
+    const float c = rows.c[i % 2], top = rows.top[i % 2];
+    a[i] = pair_bits<F>(bits_slow<F>(s[2 * i], c, top), bits_slow<F>(s[2 * i + 1], c, top));
+    ptx::keep(a[i]);
   }
 }
 
