@@ -5,12 +5,17 @@
 // A CTA is two producer warps, one of which takes and inspects work items while the other fetches their tiles, and two
 // consumer warpgroups of 64 rows each.
 // Per key tile, a warpgroup computes S with wgmma (E4M3 codes, or bfloat16), P in registers (hopper/softmax.cuh), and
-// adds P V to O with wgmma in bfloat16, where everything is exact (wide copies of V, Note [Wide tile]). l is one more
-// column of that product: 8 channels of ones lie behind each stage of V (Note [Slots]).
+// adds P V to O with wgmma in bfloat16 (wide copies of V, Note [Wide tile]; of V1 in the diagonal tile, which is a tile
+// like others). l is one more column of that product: 8 channels of ones lie behind each stage of V (Note [Slots]).
 //
-// S of the next tile and P V of this one are started together. While P V runs, P of the next tile takes the registers
-// of this one's, half by half. O is rescaled only where M grows, by exact powers of two. All key tiles go through one
-// loop body: what only some of them need is jumped over, because a short document lives on the instruction cache.
+// P is made in two halves. P V of the first runs while the second is made; then S of the next tile and P V of the second
+// are started together, and scores of the next tile are measured and the first half of its P is made while they run.
+// The two warpgroups start S in turns (Note [Turns]). All key tiles go through one loop body: what only some of them
+// need is jumped over, because a short document lives on the instruction cache.
+//
+// The four warps of a warpgroup start each product together, so that what one of them waits for, all wait for. Nothing
+// in the loop's path takes longer in one warp than in another but the rescaling of O and l, by exact powers of two where
+// M grows, and answers that take a while (barriers, shuffles, loads) are asked for early.
 #include "hopper/forward_load.cuh"
 #include "hopper/forward_tiles.cuh"
 #include "hopper/log2.cuh"
@@ -72,7 +77,8 @@ __device__ __forceinline__ void store_sums(const ForwardParams& p, const State& 
 
 __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) {
   const int group = threadIdx.x / 128 - 1;
-  Self self = {threadIdx.x % 32 == 0, ptx::shared_address(&shared)};
+  Self self = {threadIdx.x % 32 == 0, ptx::shared_address(&shared), uint32_t(group)};
+  if (group == 1) ptx::barrier_arrive(TURN, 128 * GROUPS);
   ptx::keep(self.leader);
   ptx::keep(self.shared);
   WorkRing ring;
@@ -89,6 +95,10 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
         release(self, K_EMPTY, kv.stage);
         wait(self, V_FULL, kv.stage, kv.phase);
         release(self, V_EMPTY, kv.stage);
+        if (j > 0) {
+          await_turn(self);
+          give_turn(self);
+        }
       }
       release(self, Q_EMPTY, stage);
       release(self, WORK_EMPTY, stage);

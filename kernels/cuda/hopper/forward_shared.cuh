@@ -53,12 +53,6 @@ constexpr int O_REGISTERS = D / 2 + 4;  // and those of l
 // |acc| < 2^this times 2^eQ 2^eK: 128 products of at most 448^2, or, unscaled, of less than 1.
 constexpr int MAX_SCORE_EXPONENT = E4M3 ? 25 : 7;
 
-// Parts of a tile's P, each of which is multiplied by V as soon as it is made.
-#ifndef FORWARD_PARTS
-#define FORWARD_PARTS 2
-#endif
-constexpr int PARTS = FORWARD_PARTS;
-
 constexpr int GROUPS = 2;  // consumer warpgroups
 constexpr int THREADS = 128 * (GROUPS + 1);
 constexpr int WORK_STAGES = 2;  // query tiles

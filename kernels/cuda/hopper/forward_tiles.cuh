@@ -7,7 +7,17 @@
 struct Self {
   uint32_t leader;  // whether this is the warp's first lane
   uint32_t shared;  // address of Shared
+  uint32_t group;   // of warps: 0 or 1
 };
+
+// Note [Turns]
+// ~~~~~~~~~~~~
+// The two warpgroups start their products of Q and K in turns. Otherwise both multiply at once and then compute at once,
+// and which of the two it will be is left to chance. Barrier 1 + g tells warpgroup g that it is its turn; at first it is
+// that of warpgroup 0, and a warpgroup that has no rows takes its turns too.
+constexpr uint32_t TURN = 1;
+__device__ __forceinline__ void await_turn(const Self& self) { ptx::barrier_sync(TURN + self.group, 128 * GROUPS); }
+__device__ __forceinline__ void give_turn(const Self& self) { ptx::barrier_arrive(TURN + 1 - self.group, 128 * GROUPS); }
 
 // By the four warps of a group each.
 __device__ __forceinline__ void release(const Self& self, Barrier kind, uint32_t stage) {
@@ -72,13 +82,13 @@ __device__ __forceinline__ void start_scores(float (&s)[64], uint32_t q, uint32_
   ptx::wgmma_commit_group();
 }
 
-// o += P V over the keys of one part of a tile, and l += P 1 beside it.
-template <int PART>
+// o += P V over the keys of one half of a tile, and l += P 1 beside it.
+template <int HALF>
 __device__ __forceinline__ void start_values(float (&o)[O_REGISTERS], const uint32_t (&a)[32], uint32_t v) {
   const uint64_t rest = hopper::describe_mn_major(0, 0);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int i = 8 / PARTS * PART; i < 8 / PARTS * (PART + 1); ++i) {
+  for (int i = 4 * HALF; i < 4 * HALF + 4; ++i) {
     ptx::wgmma_bf16_rs<D + 8>(o, a + 4 * i, with_low_word(rest, v + i * hopper::MN_STEP), 1);
   }
   ptx::wgmma_commit_group();
@@ -178,29 +188,18 @@ __device__ __forceinline__ void rescale(State& t, const float (&before)[2]) {
   for (int i = 0; i < O_REGISTERS; ++i) t.o[i] = __fmul_rn(t.o[i], factor[i / 2 % 2]);
 }
 
-// One part of P as operand A.
-template <int PART>
-__device__ __forceinline__ void make_part(State& t, const View& view) {
-  constexpr int BLOCKS = 16 / PARTS;
-  uint32_t* const a = t.a + 2 * BLOCKS * PART;
-  const float* const s = t.s + 4 * BLOCKS * PART;
-  if (2 * PART >= PARTS && view.causal && view.last && in_first_half()) {  // every key is hidden
+// One half of P as operand A.
+template <int HALF>
+__device__ __forceinline__ void make_half(State& t, const View& view) {
+  uint32_t* const a = t.a + 16 * HALF;
+  const float* const s = t.s + 32 * HALF;
+  if (HALF == 1 && view.causal && view.last && in_first_half()) {  // every key is hidden
 #pragma unroll
-    for (int i = 0; i < 2 * BLOCKS; ++i) a[i] = 0;
+    for (int i = 0; i < 16; ++i) a[i] = 0;
   } else if (t.rows.flags & hopper::SLOW) {
-    hopper::make_pairs_slow<FRACTION_BITS, BLOCKS>(a, s, t.rows);
+    hopper::make_pairs_slow<FRACTION_BITS, 8>(a, s, t.rows);
   } else {
-    hopper::make_pairs<FRACTION_BITS, BLOCKS>(a, s, t.rows);
-  }
-}
-
-// The parts from PART on, and the product of each but the last.
-template <int PART>
-__device__ __forceinline__ void make_parts(State& t, const View& view, uint32_t values) {
-  make_part<PART>(t, view);
-  if constexpr (PART + 1 < PARTS) {
-    start_values<PART>(t.o, t.a, values);
-    make_parts<PART + 1>(t, view, values);
+    hopper::make_pairs<FRACTION_BITS, 8>(a, s, t.rows);
   }
 }
 
@@ -225,8 +224,8 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& kv, 
     float before[2];
     const bool grown = measure(t, view, of_keys, shared.factors[kv.stage], before);
     release(self, K_EMPTY, kv.stage);
-    make_part<0>(t, view);
-    ptx::wgmma_wait_group<0>();  // the last part of the previous P V
+    make_half<0>(t, view);
+    ptx::wgmma_wait_group<0>();  // the second half of the previous P V
     keep_all(t.o);
     keep_all(t.a);
     if (!first) {
@@ -235,23 +234,22 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& kv, 
     }
     first = false;
     if (!v_ready) wait(self, V_FULL, kv.stage, kv.phase);
-    if (view.last) {
-      of_keys = {};  // so that no register keeps the old ones
-    } else {
-      if (!k_ready) wait(self, K_FULL, next.stage, next.phase);
-      hopper::load_factors(of_keys, shared.factors[next.stage]);  // loads that are behind products wait for them
-    }
     start_values<0>(t.o, t.a, values);
     const uint32_t q_low = uniform(q), k_low = low_word_of_keys(self.shared, uniform(next.stage));
-    make_parts<1>(t, view, values);
+    make_half<1>(t, view);
+    of_keys = {};  // so that no register keeps them
     if (view.last) break;
+    if (!k_ready) wait(self, K_FULL, next.stage, next.phase);
+    hopper::load_factors(of_keys, shared.factors[next.stage]);  // behind products, loads wait for them
+    await_turn(self);
     start_scores(t.s, q_low, k_low);
-    start_values<PARTS - 1>(t.o, t.a, values);
+    give_turn(self);
+    start_values<1>(t.o, t.a, values);
     kv = next;
-    ptx::wgmma_wait_group<1>();  // S, and the parts before the last
+    ptx::wgmma_wait_group<1>();  // S
     keep_all(t.s);
   }
-  start_values<PARTS - 1>(t.o, t.a, values);
+  start_values<1>(t.o, t.a, values);
   ptx::wgmma_wait_group<0>();
   keep_all(t.o);
   keep_all(t.a);

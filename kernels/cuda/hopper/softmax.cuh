@@ -5,9 +5,9 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 // The reference computes S = (acc * 2^eK) * 2^eQ and takes c S exactly. Where all exponents are moderate, these
 // products are exact, so 2^eQ may as well multiply c once per row, and c S stays below 2^21 (Note [Floor by a magic
-// addend]).
-// Where they are not, the slow path does what the reference says, operation by operation. Which path a query tile
-// takes is decided from the exponents of its rows and keys alone; both give the same bits where both apply.
+// addend]). Where they are not, the slow path does what the reference says, operation by operation. Which path a query
+// tile takes is decided from the exponents of its rows and keys alone; both give the same bits where both apply. P is
+// computed so, too, from where M is not below BITS_TOP.
 #pragma once
 
 #include "common/formats.cuh"
