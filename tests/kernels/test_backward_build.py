@@ -31,7 +31,7 @@ def test_the_products_are_in_the_machine_code(nvrtc, cold_cache, unit):
     assert "LDL" not in found and "STL" not in found
 
 
-@pytest.mark.parametrize("name", ["half_tile", "one_tile", "two_tiles", "full_tile"])
+@pytest.mark.parametrize("name", ["half_tile", "one_tile", "two_tiles", "full_tile", "high_tops", "lost_tokens"])
 def test_bits_on_the_simulator(nvrtc, cold_cache, monkeypatch, to_numpy, name):
     pytest.importorskip("torch")
     from flamia.conformance.simulator.host import simulated_device

@@ -221,8 +221,8 @@ __device__ __forceinline__ void keep_all(T (&x)[N]) {
   for (int i = 0; i < N; ++i) ptx::keep(x[i]);
 }
 
-// The same numbers in other registers: those of an A operand must not be read while a wgmma does. The assembler, which knows
-// that it may, makes no copy.
+// The same numbers in other registers: those of an A operand must not be read while a wgmma does. The assembler, which
+// knows that it may, makes no copy.
 template <int FROM, int TO, int N>
 __device__ __forceinline__ void copy_all(uint32_t (&to)[N], const uint32_t (&from)[N]) {
 #pragma unroll

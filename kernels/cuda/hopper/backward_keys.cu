@@ -1,17 +1,17 @@
-// dK and dV, and X for dQ: Note [Two products]. A CTA owns 128 keys of one KV head and walks the query tiles that see them,
-// head after head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T
-// and X^T are A operands as they come; a consumer warpgroup has 64 of the keys.
+// dK and dV, and X for dQ: Note [Two products]. A CTA owns 128 keys of one KV head and walks the query tiles that see
+// them, head after head of the group, in steps of 64 queries. Everything is transposed, S^T = K Q^T and dP^T = V dO^T, so
+// that P^T and X^T are A operands as they come; a consumer warpgroup has 64 of the keys.
 //
-// dP^T is under way while the second half of P^T is made, dV and S^T of the next step under X^T, dK under the first half of
-// the next P^T; the two warpgroups run freely and fill each other's gaps.
+// dP^T is under way while the second half of P^T is made, dV and S^T of the next step under X^T, dK under the first half
+// of the next P^T, half of dV between; the two warpgroups run freely and fill each other's gaps.
 #include "common/pairs.cuh"
+#include "hopper/backward_fast.cuh"
 #include "hopper/backward_rows.cuh"
 #include "hopper/backward_slow.cuh"
 
 using namespace backward;
 
 constexpr int STAGES = 3;
-constexpr int AT_ONCE = 2;  // blocks of 8 queries whose exponentials are computed side by side
 constexpr int STAGE_BYTES = 2 * STEP_BYTES + 2 * STEP_WIDE;
 
 struct alignas(1024) Operands {
@@ -37,7 +37,7 @@ constexpr int64_t PAIR_BYTES = 2 * HALF_BYTES;
 
 struct Shared {
   Operands operands;
-  uint8_t x[CONSUMERS / 32][PIECE_BYTES];  // on its way to global memory
+  alignas(128) uint8_t x[CONSUMERS / 32][PIECE_BYTES];  // on its way to global memory
   QueryColumns columns[STAGES];
   Owner owner[2];
   Step steps[STAGES];
@@ -113,17 +113,19 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       wait(ptx::shared_address(&s.keys_empty), keys_phase);
       keys_phase ^= 1;
       if (lane != 0) return;
+      // Of a causal document's last tile, no query sees keys but at the diagonal, nor an absent half.
       const bool off_diagonal = !causal || r.tile + 1 < r.count;
+      const uint32_t bytes = off_diagonal || r.rows > STEP ? TILE_BYTES : STEP_BYTES;
       uint32_t barrier = ptx::shared_address(&s.k_full);
-      ptx::mbarrier_arrive_expect_tx(barrier, TILE_BYTES);
-      ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.k), p.k + k_slot * TILE_BYTES, TILE_BYTES, barrier);
+      ptx::mbarrier_arrive_expect_tx(barrier, bytes);
+      ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.k), p.k + k_slot * TILE_BYTES, bytes, barrier);
       barrier = ptx::shared_address(&s.v_full);
-      ptx::mbarrier_arrive_expect_tx(barrier, (causal + off_diagonal) * TILE_BYTES);
+      ptx::mbarrier_arrive_expect_tx(barrier, (causal + off_diagonal) * bytes);
       if (causal) {
-        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v1), p.v1 + k_slot * TILE_BYTES, TILE_BYTES, barrier);
+        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v1), p.v1 + k_slot * TILE_BYTES, bytes, barrier);
       }
       if (off_diagonal) {
-        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v), p.v + k_slot * TILE_BYTES, TILE_BYTES, barrier);
+        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v), p.v + k_slot * TILE_BYTES, bytes, barrier);
       }
     };
     int ahead = 2;
@@ -143,7 +145,8 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
           const uint32_t barrier = ptx::shared_address(&s.full[ring.stage]);
           const int64_t pair = layout::pair_of(causal, first_pair, r.count, now.tile, r.tile);
           uint8_t* const x = p.x + ((int64_t(r.head - p.first_head) * p.group + g) * p.pairs + pair) * PAIR_BYTES;
-          s.steps[ring.stage] = {x + now.half * HALF_BYTES, now.tile, now.half, (diagonal ? DIAGONAL : 0u) | (more ? 0u : ENDS)};
+          s.steps[ring.stage] = {x + now.half * HALF_BYTES, now.tile, now.half,
+                                 (diagonal ? DIAGONAL : 0u) | (more ? 0u : ENDS)};
           ptx::mbarrier_arrive_expect_tx(barrier, STAGE_BYTES + sizeof(QueryColumns));
           copy_step(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, now.half, barrier);
           ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
@@ -161,75 +164,6 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       }
     }
   }
-}
-
-// ---- a step ----------------------------------------------------------------------------------------------------
-
-// Element i of the accumulator: key `row` + 8 (i / 2 % 2) of the tile, query `first` + 8 (i / 4) + i % 2.
-struct At {
-  int row;
-  int first;
-  __device__ __forceinline__ static At of_thread(int half) {
-    const int thread = ptx::thread_index();
-    return {thread / 32 * 16 + thread % 32 / 4, STEP * half + 2 * (thread % 4)};
-  }
-  __device__ __forceinline__ Place operator()(int i) const { return {first + 8 * (i / 4) + i % 2, row + 8 * (i / 2 % 2)}; }
-};
-
-// Hidden entries of a thread: element i is one if limit[i / 2 % 2] > 8 (i / 4) + i % 2.
-struct Limits {
-  int limit[2];
-  __device__ __forceinline__ Limits(const Hidden& hidden, const At& at) {
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const int row = at.row + 8 * h;
-      limit[h] = hidden.diagonal ? row - at.first : row < hidden.rows ? -1 : TILE;
-    }
-  }
-  __device__ __forceinline__ bool operator()(int i) const { return limit[i / 2 % 2] > 8 * (i / 4) + i % 2; }
-};
-
-// P^T of the queries of one block of 32, packed, from accumulators of S^T. k0 and k1: 2^eK of the thread's keys.
-template <int BLOCK>
-__device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], const float (&x)[32], const float4* score, float k0, float k1) {
-#pragma unroll
-  for (int n = 4 * BLOCK; n < 4 * BLOCK + 4; n += AT_ONCE) {
-    constexpr int N = 4 * AT_ONCE;
-    float s[N], c[N], k[N];
-    uint32_t bits[N];
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float4 of = score[4 * (n + i / 4)];
-      s[i] = __fmul_rn(x[4 * n + i], i % 4 < 2 ? k0 : k1);
-      c[i] = i % 2 == 0 ? of.x : of.y;
-      k[i] = i % 2 == 0 ? of.z : of.w;
-    }
-    exp2_bits<F>(bits, s, c, k);
-#pragma unroll
-    for (int i = 0; i < N; i += 2) a[2 * n + i / 2] = pair_numbers<F>(bits[i], bits[i + 1]);
-  }
-}
-
-// X^T of all queries, packed, from P^T and accumulators of dP^T. v0 and v1: 2^e of V of the thread's keys.
-__device__ __forceinline__ void fast_gradients(uint32_t (&x)[16], const uint32_t (&a)[16], const float (&dp)[32], const float2* delta,
-                                               const float (&of_dout)[2], float v0, float v1) {
-#pragma unroll
-  for (int n = 0; n < 8; ++n) {
-    const float2 minus = delta[4 * n];
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float f = __fmul_rn(h == 0 ? v0 : v1, of_dout[n / 4]);
-      const int i = 4 * n + 2 * h;
-      const float low = __fmul_rn(unpack(a, i), __fmaf_rn(dp[i], f, minus.x));
-      const float high = __fmul_rn(unpack(a, i + 1), __fmaf_rn(dp[i + 1], f, minus.y));
-      x[i / 2] = round_pair(low, high);
-    }
-  }
-}
-
-__device__ __forceinline__ void hide_scores(float (&x)[32], const Limits& limits) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) x[i] = limits(i) ? HIDDEN_SCORE : x[i];
 }
 
 // ---- consuming -------------------------------------------------------------------------------------------------
@@ -295,19 +229,21 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
 
   // X^T to shared memory, and from there to where the step says.
   const uint32_t piece = ptx::shared_address(s.x[warp]);
+  uint32_t at = piece + 128 * (lane % 16) + 16 * (lane / 16 ^ lane % 8);
   const auto put_x = [&](const uint32_t(&x)[16]) {
-    const uint32_t t = ptx::thread_index() % 32;
     ptx::cp_async_bulk_wait_read();
     ptx::bar_warp_sync();
-    const uint32_t row = piece + 128 * (t % 16), first = 16 * (t / 16 ^ t % 8);
+    ptx::keep(at);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::stmatrix_x4(row + (first ^ 32 * i), x + 4 * i);
+    for (int i = 0; i < 4; ++i) ptx::stmatrix_x4(at ^ 32 * i, x + 4 * i);
   };
-  const auto send_x = [&](int stage) {
+  // The end of a step whose products are done.
+  const auto send_x_and_release = [&](int stage) {
     ptx::fence_proxy_async();
     ptx::bar_warp_sync();
     if (ptx::thread_index() % 32 == 0) {
       ptx::cp_async_bulk_global_shared(s.steps[stage].x + warp * PIECE_BYTES, piece, PIECE_BYTES);
+      ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
     }
     ptx::cp_async_bulk_commit_group();
   };
@@ -318,10 +254,12 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     const Owner& owner = s.owner[n % 2];
     if (!uniform(owner.record.valid)) break;
     const KeyColumns(&keys)[2] = owner.keys[group];
-    const uint32_t of_keys = uniform(keys[0].flags[0] | keys[0].flags[1]), of_v1 = uniform(keys[1].flags[0] | keys[1].flags[1]);
+    const uint32_t of_keys = uniform(keys[0].flags[0] | keys[0].flags[1]);
+    const uint32_t of_v1 = uniform(keys[1].flags[0] | keys[1].flags[1]);
     const auto know = [&](int stage) {
       const uint32_t bits = s.steps[stage].bits;
-      return uniform(s.columns[stage].flags[0] | s.columns[stage].flags[1] | bits) | of_keys | (bits & DIAGONAL ? of_v1 : 0);
+      const uint32_t of_queries = uniform(s.columns[stage].flags[0] | s.columns[stage].flags[1] | bits);
+      return of_queries | of_keys | (of_queries & DIAGONAL ? of_v1 : 0);
     };
     const int rows = uniform(owner.record.rows);
     const bool partial = !p.causal && rows < TILE;
@@ -365,11 +303,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
 
           const auto finish_before = [&]() {  // dK of the step before is done
             keep_all(b);
-            if (started) {
-              const int before = stage == 0 ? STAGES - 1 : stage - 1;
-              send_x(before);
-              release(before);
-            }
+            if (started) send_x_and_release(stage == 0 ? STAGES - 1 : stage - 1);
             started = true;
           };
           if (!(now & SLOW)) {
@@ -426,9 +360,8 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           now = then;
         }
         ptx::wgmma_wait_group<0>();
-        const int last = ring.stage == 0 ? STAGES - 1 : ring.stage - 1;
-        send_x(last);
-        release(last);
+        keep_all(b);
+        send_x_and_release(ring.stage == 0 ? STAGES - 1 : ring.stage - 1);
 #pragma unroll
         for (int i = 0; i < D / 2; ++i) {
           ptx::keep(dk[i]);
