@@ -79,7 +79,12 @@ CASES = (
     Case("long", (1100,), heads=(2, 1)),
     Case("sharp", (513,), size=(6.0, 6.0, 1.0, 1.0)),
     Case("high_tops", (70,), size=(7.0, 7.0, 1.0, 1.0)),  # slow steps: m is 127 or more in some rows, not in all
-    Case("lost_tokens", (90,), causal=False, specials={x: [(i, NAN)] for x, i in zip("qkvo", (3, 66, 9, 70), strict=True)}),
+    Case(
+        "lost_tokens",
+        (90,),
+        causal=False,
+        specials={x: [(i, NAN)] for x, i in zip("qkvo", (3, 66, 9, 70), strict=True)},
+    ),
     Case("zero_rows", SEVERAL, heads=(2, 1), zero_rows=0.6),
     Case("zero_suffix", (256,), specials={"o": [(slice(70, 256), 0.0)]}),
     Case("rough", SEVERAL, heads=(2, 1), rough=6),
