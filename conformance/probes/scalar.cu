@@ -17,9 +17,8 @@ extern "C" __global__ void encode_e4m3(const float* x, u8* out, int n) {
 extern "C" __global__ void exp2_mantissa(const float* f, float* out, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
-  float t = __fmaf_rn(0.078125f, f[i], 0.2265625f);
-  float u = __fmaf_rn(t, f[i], 0.6953125f);
-  out[i] = __fmaf_rn(u, f[i], 1.0f);
+  float t = __fmaf_rn(0.33984375f, f[i], 0.66015625f);
+  out[i] = __fmaf_rn(t, f[i], 1.0f);
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM100_ALL) || defined(__CUDA_ARCH_FEAT_SM103_ALL)
