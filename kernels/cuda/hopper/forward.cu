@@ -139,6 +139,7 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
     store_sums(p, t, work, row, lost);
     release(self, WORK_EMPTY, stage);
   }
+  if (group == 0) await_turn(self);  // the last one that was given
 }
 
 // Registers per thread: what the launch bounds leave at entry, and what the two kinds of warpgroups trade. A warpgroup
