@@ -19,11 +19,11 @@ from flamia.reference.forward import attention_forward
 def draw(
     lengths: tuple[int, ...], heads: tuple[int, int], dim: int, seed: int = 0, dtype: Any = bfloat16
 ) -> dict[str, Any]:
-    """Normal q, k, v and dout of packed documents; tokens of v differ in size, so that V1 is not V32."""
+    """Normal q, k, v and dout of packed documents; sizes of v's tokens span more than E4M3 does: V1 is not V32."""
     rng = np.random.default_rng(seed)
     total, (hq, hkv) = sum(lengths), heads
     q, k, v, dout = (rng.standard_normal((total, h, dim), np.float32).astype(dtype) for h in (hq, hkv, hkv, hq))
-    v = (v.astype(np.float32) * np.exp2(rng.integers(-9, 1, (total, 1, 1)))).astype(dtype)
+    v = (v.astype(np.float32) * np.exp2(rng.integers(-16, 1, (total, 1, 1)))).astype(dtype)
     return {"q": q, "k": k, "v": v, "dout": dout, "cu_seqlens": np.concatenate([[0], np.cumsum(lengths)])}
 
 
