@@ -106,9 +106,8 @@ def key_operands(v: Any, schedule: DeviceSchedule, recipe: str) -> KeyOperands:
         return torch.empty((heads, tiles, 2 * TILE * dim), dtype=torch.uint8, device=v.device)
 
     if recipe != "mxfp8":
-        return KeyOperands(factors, None, None)
-    v32 = wide()
-    return KeyOperands(factors, v32, wide() if schedule.causal else v32)
+        return KeyOperands(factors, None)
+    return KeyOperands(factors, wide())
 
 
 def pack_qkv(
@@ -196,7 +195,7 @@ def attention_forward(
     else:
         inputs = pack_qkv(q, k, v, schedule, out=out, rows=rows)
         make_factors(inputs.k.exponents, inputs.v.exponents, keys.factors, schedule)
-        keys = KeyOperands(keys.factors, inputs.v.wide, inputs.v.wide)
+        keys = KeyOperands(keys.factors, inputs.v.wide)
     result = HopperForward(out, lse, m, l, inputs, schedule)
     _launch_forward(result, keys, recipe, scale)
     return result
@@ -215,7 +214,6 @@ def _launch_forward(f: HopperForward, keys: KeyOperands, recipe: str, softmax_sc
             "k": pointer(k),
             "factors": pointer(keys.factors),
             "v": pointer(keys.v),
-            "v1": pointer(keys.v1),
             "out": tokens_struct(f.out),
             "lse": pointer(f.lse),
             "m": pointer(f.m),

@@ -41,8 +41,7 @@ QUERY_COLUMN_BYTES, KEY_COLUMN_BYTES = 784, 528
 X_BYTES = 2 * TILE * TILE
 """A stored tile of X: Note [Stored X] of ``hopper/backward_dq.cu``."""
 
-_SCALED = ("payload", "scales")
-READ = {name: ("payload", "exponents") for name in ("q", "k")} | {"v": _SCALED, "v1": _SCALED}
+READ = {name: ("payload", "exponents") for name in ("q", "k", "v")}
 """What the kernels read of the quantized inputs."""
 
 USUAL_CONSTANTS = (2.0**-20, 2.0**4)
@@ -162,7 +161,7 @@ def _make_workspace(schedule: DeviceSchedule, dim: int, pairs: int, device: Any)
 
     return {
         "q_columns": room(schedule.num_q_heads * schedule.max_tiles * 2 * QUERY_COLUMN_BYTES, torch.uint8),
-        "k_columns": room(schedule.num_kv_heads * schedule.max_tiles * 4 * KEY_COLUMN_BYTES, torch.uint8),
+        "k_columns": room(schedule.num_kv_heads * schedule.max_tiles * 2 * KEY_COLUMN_BYTES, torch.uint8),
         "scratch": room(threads * SCRATCH_WORDS, torch.float32),
         "totals": room(threads * dim, torch.float32) if group > 1 else None,
         "x": room(pairs * group * X_BYTES, torch.uint8),
@@ -173,7 +172,6 @@ def _fields(
     inputs: QuantizedInputs, rows: RowPass, wide: WideOperands, schedule: DeviceSchedule, softmax_scale: float
 ) -> dict[str, Any]:
     """Fields of `structs.HOPPER_BACKWARD` that all kernels share."""
-    v1 = inputs.v if inputs.v1 is None else inputs.v1
     c = softmax_constant(softmax_scale)
     low, high = USUAL_CONSTANTS
     usual = low <= c <= high and low <= softmax_scale <= high
@@ -183,14 +181,12 @@ def _fields(
         "q": pointer(inputs.q.payload),
         "k": pointer(inputs.k.payload),
         "v": pointer(inputs.v.payload),
-        "v1": pointer(v1.payload),
         "dout": pointer(rows.dout.payload),
         "q_wide": pointer(wide.q),
         "dout_wide": pointer(wide.dout),
         "q_exponents": pointer(inputs.q.exponents),
         "k_exponents": pointer(inputs.k.exponents),
-        "v_scales": pointer(inputs.v.scales),
-        "v1_scales": pointer(v1.scales),
+        "v_exponents": pointer(inputs.v.exponents),
         "dout_scales": pointer(rows.dout.scales),
         "delta": pointer(rows.delta),
         "top": pointer(rows.top),

@@ -76,8 +76,8 @@ class Nvfp4:
 class QuantizedInputs:
     """The operands of an attention call.
 
-    :param v: token blocks of 32.
-    :param v1: the same values in token blocks of 1, for diagonal tiles; None if not causal.
+    :param v: token blocks of 32; on Hopper of 1, with exponents.
+    :param v1: the same values in token blocks of 1, for diagonal tiles; None if not causal, and on Hopper.
     :param q4: q in NVFP4, None without it; ``k4`` likewise.
     """
 
@@ -94,13 +94,11 @@ class KeyOperands:
     """What the Hopper forward reads of k and v beside their tiles: notes of ``hopper/factors.cuh`` and ``tiles.cuh``.
 
     :param factors: float32 ``(Hkv, max_tiles, 132)``, Note [Factor tile].
-    :param v: uint8 ``(Hkv, max_tiles, 256 D)``, Note [Wide tile]: V32, decoded.
-    :param v1: the same of V1, for the diagonal tile; v itself if not causal.
+    :param v: uint8 ``(Hkv, max_tiles, 256 D)``, Note [Wide tile]: V1, decoded.
     """
 
     factors: Any
     v: Any
-    v1: Any
 
 
 @dataclass(frozen=True)
@@ -130,9 +128,12 @@ def quantize_qkv(
 ) -> QuantizedInputs:
     """Quantize q, k and v in one launch; v in token blocks of 32, and of 1 too if the schedule is causal.
 
+    With ``keys``, on Hopper, v in token blocks of 1 alone: Note [Own exponents] of `flamia.reference.profiles`.
+
     :param q: ``(T, Hq, D)`` bfloat16, float16 or float32 CUDA tensor, any token and head stride.
     :param k: ``(T, Hkv, D)``, dtype and device of q; ``v`` likewise.
     :param nvfp4: also quantize q and k to NVFP4; D must be a multiple of 64.
+    :param keys: where what the Hopper forward reads beside goes.
     :param out: the attention's output ``(T, Hq, D)``, whose padding rows this launch clears; may be None.
     :param rows: up to three pairs of a float32 ``(Hq, T)`` output, or None, and the value of its padding entries.
     :raises TypeError, ValueError: naming the argument.
@@ -156,19 +157,17 @@ def quantize_qkv(
     q4 = None if nvfp4 is None else _nvfp4_tiles(q, tiles, "nvfp4.q_scales", nvfp4.q_scales)
     k4 = None if nvfp4 is None else _nvfp4_tiles(k, tiles, "nvfp4.k_scales", nvfp4.k_scales)
     hadamard = nvfp4 is not None and nvfp4.hadamard
-    v32 = _token_tiles(v, tiles, blocks=True)
-    v1 = _token_tiles(v, tiles) if schedule.causal else None
-    jobs = [
-        _job(q, one=tokens[0], four=q4, hadamard=hadamard),
-        _job(k, one=tokens[1], four=k4, hadamard=hadamard),
-        _job(v, one=v1, block=v32),
-    ]
-    if keys is not None:
+    jobs = [_job(q, one=tokens[0], four=q4, hadamard=hadamard), _job(k, one=tokens[1], four=k4, hadamard=hadamard)]
+    if keys is None:
+        of_v = _token_tiles(v, tiles, blocks=True)
+        v1 = _token_tiles(v, tiles) if schedule.causal else None
+        jobs.append(_job(v, one=v1, block=of_v))
+    else:
+        of_v, v1 = _token_tiles(v, tiles, folded=True), None
+        jobs.append(_job(v, one=of_v) | {"factors": pointer(keys.factors), "wide": pointer(keys.v)})
         jobs[1] |= {"factors": pointer(keys.factors)}
-        jobs[2] |= {"factors": pointer(keys.factors), "block_wide": pointer(keys.v)}
-        jobs[2] |= {"wide": 0 if v1 is None else pointer(keys.v1)}
     _launch_quantize(element, q, jobs, schedule, padding_struct(schedule.num_tokens, (out,), tuple(rows)))
-    return QuantizedInputs(tokens[0], tokens[1], v32, v1, q4, k4)
+    return QuantizedInputs(tokens[0], tokens[1], of_v, v1, q4, k4)
 
 
 def quantize_tokens(x: Any, schedule: DeviceSchedule, block: int) -> TokenTiles:

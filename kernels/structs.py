@@ -68,7 +68,6 @@ JOB = np.dtype(
         ("nvfp4_scales", POINTER),
         ("nvfp4_head_scales", POINTER),
         ("wide", POINTER),
-        ("block_wide", POINTER),
         ("factors", POINTER),
         ("heads", COUNT),
         ("hadamard", COUNT),
@@ -181,7 +180,6 @@ HOPPER_FORWARD = np.dtype(
         ("k", POINTER),
         ("factors", POINTER),
         ("v", POINTER),
-        ("v1", POINTER),
         ("out", TOKENS),
         ("lse", POINTER),
         ("m", POINTER),
@@ -214,8 +212,8 @@ HOPPER_BACKWARD = np.dtype(
         *[
             (name, POINTER)
             for name in (
-                *("q", "k", "v", "v1", "dout", "q_wide", "dout_wide"),
-                *("q_exponents", "k_exponents", "v_scales", "v1_scales", "dout_scales", "delta", "top"),
+                *("q", "k", "v", "dout", "q_wide", "dout_wide"),
+                *("q_exponents", "k_exponents", "v_exponents", "dout_scales", "delta", "top"),
             )
         ],
         ("first", TOKENS),

@@ -70,11 +70,11 @@ class Forward:
     head_counts: tuple[int, int] = field(default=(0, 0))
 
 
-def operand_roles(recipe: Recipe, causal: bool) -> dict[str, tuple[str, Scaling]]:
+def operand_roles(recipe: Recipe, causal: bool, own_exponents: bool = False) -> dict[str, tuple[str, Scaling]]:
     """Which copy of which tensor each product reads: role -> (``"q"``, ``"k"`` or ``"v"``, scaling).
 
     ``q``, ``k``: scores; ``q_tokens``, ``k_tokens``: dK and dQ; ``v``: O; ``v1``: the diagonal tile; ``v_gradient``:
-    dP.
+    dP. With ``own_exponents``, of a profile, ``v`` is V1 too.
     """
     roles = {
         "q": ("q", recipe.scores),
@@ -83,6 +83,8 @@ def operand_roles(recipe: Recipe, causal: bool) -> dict[str, tuple[str, Scaling]
         "k_tokens": ("k", recipe.gradient_qk),
         "v": ("v", recipe.values),
     }
+    if recipe.diagonal_values is not None and own_exponents:
+        roles["v"] = ("v", recipe.diagonal_values)
     if recipe.diagonal_values is not None and causal:
         roles["v1"] = ("v", recipe.diagonal_values)
     if recipe.gradient_values is not None:
@@ -95,7 +97,7 @@ def quantize_inputs(a: Arguments) -> dict[str, Operand]:
     tensors = {"q": a.q, "k": a.k, "v": a.v}
     done: dict[tuple[str, Scaling], Operand] = {}
     out = {}
-    for role, key in operand_roles(a.recipe, a.causal).items():
+    for role, key in operand_roles(a.recipe, a.causal, a.profile.own_exponents).items():
         if key not in done:
             name, scaling = key
             done[key] = prepare(tensors[name], a.cu_seqlens, scaling, a.recipe)
@@ -222,7 +224,7 @@ class RowState:
         if hidden is not None:
             np.copyto(scores, F32(0), where=hidden)  # any number: P is zero there by selection, below
         if self.profile.own_exponents:
-            return self._add_own(scores, hidden, largest, v, v1, key_tile)
+            return self._add_own(scores, hidden, largest, v, key_tile)
         bits = F32(recipe.p_exponent)
         if recipe.p_scale == "tile":
             tile_top = pr.ceiling(largest, self.constant)
@@ -279,7 +281,6 @@ class RowState:
         hidden: NDArray[np.bool_] | None,
         largest: NDArray[np.float32],
         v: DocumentOperand,
-        v1: DocumentOperand | None,
         key_tile: int,
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """The same where P has exponents of its own: Note [Own exponents]. P is returned in units of ``2^(M - 8)``."""
@@ -294,15 +295,12 @@ class RowState:
         a = Computed(p.swapaxes(-1, -2), None, e4m3=e4m3)
         sum_tokens(self.profile, self.l, a)
         rows = slice(key_tile * TILE, (key_tile + 1) * TILE)
-        if v1 is None:
-            contract_tokens(self.profile, self.o, a, stored_tile(v, rows, 1))
-        else:
-            contract_tokens(self.profile, self.o, a, stored_tile(v1, rows, 1, found=True))
-            assert hidden is not None and v1.scale is not None
-            lost = v1.scale[:, None, rows] == 255
-            if lost.any():
-                seen = (lost[..., None] & ~hidden).any(axis=-2)
-                np.copyto(self.o, np.nan, where=seen[..., None])
+        contract_tokens(self.profile, self.o, a, stored_tile(v, rows, 1, found=True))
+        assert v.scale is not None
+        lost = v.scale[:, None, rows, None] == 255
+        if lost.any():
+            seen = (lost & (True if hidden is None else ~hidden)).any(axis=-2)
+            np.copyto(self.o, np.nan, where=seen[..., None])
         return p * F32(2.0**8), new_top
 
     def _rescale(self, new_top: NDArray[np.float32], power: Callable[[Any], Any]) -> None:

@@ -23,8 +23,8 @@ bits for E4M3, F = 7 for bfloat16. So
 * P is `probabilities.own_exponents`: its fraction is rounded once, from the exact product in the exponential, and the
   exponent is ``r - top``, with the row's running maximum M as ``top`` in the forward and the final m in the backward. P
   of the backward is that of the forward, times an exact power of two.
-* nothing is folded: V1 in the diagonal tile, q and k multiply with their decoded values. A lost token counts as zeros
-  there; a query that sees a lost token of V1 gets NaN.
+* nothing is folded, and V has one copy: V1 in every tile, of full attention too. V1, q and k multiply with their
+  decoded values. A lost token counts as zeros there; a query that sees a lost token of V gets NaN.
 * ``dS = fl(P * fl(dP - delta))`` is rounded to F bits, ties away from zero for F = 3 (bits + 2^19, cut off) and to even
   for F = 7, and is the operand itself; ``softmax_scale`` multiplies the FP32 rows of dQ and dK of each query head.
 

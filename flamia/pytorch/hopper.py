@@ -16,10 +16,7 @@ from flamia.reference.recipes import Recipe
 NAME = "hopper"
 CAPABILITY = (9, 0)
 
-SAVED = (
-    *("q.payload", "q.exponents", "k.payload", "k.exponents"),
-    *("v.payload", "v.scales", "v1.payload", "v1.scales"),
-)
+SAVED = tuple(f"{role}.{array}" for role in ("q", "k", "v") for array in ("payload", "exponents"))
 """What the backward reads."""
 
 

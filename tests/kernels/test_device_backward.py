@@ -10,6 +10,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from flamia.kernels import hopper_backward, quantize, schedule
+from flamia.kernels.hopper import key_operands
 from flamia.kernels.stored import STORED_BYTES
 from flamia.reference.backward import attention_backward
 from flamia.reference.forward import attention_forward
@@ -139,7 +140,8 @@ def differences(case, device, to_numpy):
         f = attention_forward(q, k, v, cu, causal=case.causal, softmax_scale=case.scale, profile="hopper")
         want = attention_backward(dout, f)
     plan = schedule.build_schedule(upload(cu, device), q.shape[0], *case.heads, case.causal, max_seqlen=case.longest)
-    inputs = quantize.quantize_qkv(*(upload(x, device) for x in (q, k, v)), plan)
+    q, k, v = (upload(x, device) for x in (q, k, v))
+    inputs = quantize.quantize_qkv(q, k, v, plan, keys=key_operands(v, plan, "mxfp8"))
     saved = (upload(x, device) for x in (dout, f.out, f.m, f.l))
     got = hopper_backward.attention_backward(*saved, inputs, plan, f.softmax_scale, stored_bytes=case.stored_bytes)
     pairs = [(n, to_numpy(getattr(got, n)), getattr(want, n)) for n in ("dv", "dk", "dq")]

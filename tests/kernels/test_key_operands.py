@@ -1,7 +1,5 @@
 """What the quantizer writes for the Hopper forward beside the tiles of k and v, on the simulator, byte for byte."""
 
-import itertools
-
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
@@ -82,30 +80,12 @@ def test_factors(written, causal):
 @pytest.mark.parametrize("causal", [True, False])
 def test_decoded_values(written, causal):
     _, v, cu, found = written
-    quantized = scaling.quantize_tokens(v, cu, 32)
-    expected = (
-        formats.decode(quantized.payload, formats.E4M3) * np.exp2(scaling.exponent_of(quantized.scale))[..., None]
-    )
-    got = layout.unpack_payload(found[causal].v.numpy()[:, : int(layout.tile_offsets(cu)[-1])], cu, len(v))
-    read = quantized.scale != 255  # who sees a lost token is NaN, whatever its block holds
-    assert not read.all()
-    read[int(cu[-1]) :] = False
-    if causal:  # the last tile of a document, unless it is full, is read as V1 only
-        for start, stop in itertools.pairwise(cu):
-            read[int(start + (stop - start) // TILE * TILE) : int(stop)] = False
-    assert read.any()
-    np.testing.assert_array_equal(got.view(bfloat16).astype(np.float32)[read], expected[read])
-
-
-def test_decoded_values_of_the_diagonal(written):
-    _, v, cu, found = written
     quantized = scaling.quantize_tokens(v, cu, 1)
     codes, lost = formats.decode(quantized.payload, formats.E4M3), quantized.scale == 255
     exponent = np.where(lost, 0, scaling.exponent_of(quantized.scale)).astype(np.float32)
     expected = wide_tiles(np.where(lost[..., None], 0, codes * np.exp2(exponent)[..., None]), cu)
     assert lost.any()
-    np.testing.assert_array_equal(found[True].v1.numpy()[:, : expected.shape[1]], expected)
-    assert found[False].v1 is found[False].v
+    np.testing.assert_array_equal(found[causal].v.numpy()[:, : expected.shape[1]], expected)
 
 
 def test_either_nvfp4_or_keys(written):

@@ -65,7 +65,6 @@ def made():
         return {
             "usual": forward(),
             "wide": forward(dim=128),
-            "full": forward(causal=False),
             "bounded": forward(max_seqlen=200),
         }
 
@@ -135,10 +134,9 @@ REFUSED = {
     "stored_bytes, no integer": (lambda f: 2e9, "stored_bytes must be an integer, got 2000000000.0"),
     "inputs": (lambda f: None, "inputs must be a QuantizedInputs, got NoneType"),
     "inputs, of another head_dim": (lambda f: f["wide"].inputs, r"inputs.q.payload must be .* \(4, 4, 8192\)"),
-    "inputs, of full attention": (lambda f: f["full"].inputs, "inputs.v1.payload must be a contiguous torch.uint8"),
-    "inputs, without exponents": (
-        lambda f: replace(f["usual"].inputs, k=replace(f["usual"].inputs.k, exponents=None)),
-        "inputs.k.exponents must be a contiguous torch.float32 .* got NoneType",
+    "inputs, with V as Blackwell has it": (
+        lambda f: replace(f["usual"].inputs, v=replace(f["usual"].inputs.v, exponents=None)),
+        "inputs.v.exponents must be a contiguous torch.float32 .* got NoneType",
     ),
 }
 

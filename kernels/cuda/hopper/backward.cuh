@@ -32,22 +32,20 @@
 struct BackwardParams {
   const uint8_t* q;      // (q_heads, max_tiles, 128 D), E4M3
   const uint8_t* k;      // (kv_heads, ...)
-  const uint8_t* v;      // token blocks of 32
-  const uint8_t* v1;     // token blocks of 1, for the diagonal tile; as v without one
+  const uint8_t* v;
   const uint8_t* dout;   // (q_heads, ...)
   uint8_t* q_wide;           // (q_heads, max_tiles, 256 D), values in bfloat16, 0 for a lost token
   const uint8_t* dout_wide;  // (q_heads, ...)
   const float* q_exponents;  // (q_heads, max_tiles, 128), Note [Folded exponents]
   const float* k_exponents;
-  const uint8_t* v_scales;     // (kv_heads, max_tiles, 512), one byte per token in column 0
-  const uint8_t* v1_scales;    // as v_scales
-  const uint8_t* dout_scales;  // (q_heads, ...)
+  const float* v_exponents;
+  const uint8_t* dout_scales;  // (q_heads, max_tiles, 512), one byte per token in column 0
   const float* delta;          // (q_heads, max_tiles, 128)
   const float* top;
   Tokens first;   // dK of `backward_keys`, dQ of `backward_dq`
   Tokens second;  // dV of `backward_keys`
   uint8_t* q_columns;  // (q_heads, max_tiles, 2 halves, 784): Note [Columns]
-  uint8_t* k_columns;  // (kv_heads, max_tiles, 2 halves, V and V1, 528)
+  uint8_t* k_columns;  // (kv_heads, max_tiles, 2 halves, 528)
   float* scratch;  // (CTAs, 64, 256), for slow steps
   float* totals;   // (CTAs, D, 256): dK and dV of the heads of a group so far; unused if group == 1
   const layout::Tile* tiles;
@@ -121,7 +119,7 @@ struct alignas(16) QueryColumns {
   uint32_t flags[2];
 };
 struct alignas(16) KeyColumns {
-  float2 factors[STEP];  // 2^eK, 2^e of V; once with V's and once with V1's
+  float2 factors[STEP];  // 2^eK, 2^eV
   uint32_t flags[2];     // of each block of 32
   uint32_t unused[2];
 };
@@ -162,9 +160,9 @@ __device__ __forceinline__ float decode_scale(uint32_t byte) {
   return byte == formats::E8M0_NAN ? __uint_as_float(0x7FC00000u) : formats::decode_e8m0(byte);
 }
 
-// Whether an exponent of Q or K, a byte of V, a byte of dO, a row of dO is usual: Note [Fast steps]. False for NaN.
+// Whether an exponent of Q or K, of V, a byte of dO, a row of dO is usual: Note [Fast steps]. False for NaN.
 __device__ __forceinline__ bool check_exponent(float e) { return e >= -20.0f && e <= 2.0f; }
-__device__ __forceinline__ bool check_v(uint32_t byte) { return byte >= 97 && byte <= 157; }
+__device__ __forceinline__ bool check_v(float e) { return e >= -30.0f && e <= 30.0f; }
 __device__ __forceinline__ bool check_dout(uint32_t byte) { return byte >= 37 && byte <= 157; }
 __device__ __forceinline__ bool check_row(float top, float delta) {
   return top > -0x1p20f && top < BITS_TOP && fabsf(delta) < 0x1p100f;

@@ -17,7 +17,6 @@ constexpr int STAGE_BYTES = 2 * STEP_BYTES + 2 * STEP_WIDE;
 struct alignas(1024) Operands {
   uint8_t k[TILE_BYTES];
   uint8_t v[TILE_BYTES];
-  uint8_t v1[TILE_BYTES];
   struct Stage {
     uint8_t q[STEP_BYTES];
     uint8_t dout[STEP_BYTES];
@@ -27,7 +26,7 @@ struct alignas(1024) Operands {
 };
 
 struct Owner {
-  KeyColumns keys[2][2];  // of each half, with V and with V1
+  KeyColumns keys[2];  // of each half
   Record record;
 };
 
@@ -113,20 +112,14 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       wait(ptx::shared_address(&s.keys_empty), keys_phase);
       keys_phase ^= 1;
       if (lane != 0) return;
-      // Of a causal document's last tile, no query sees keys but at the diagonal, nor an absent half.
-      const bool off_diagonal = !causal || r.tile + 1 < r.count;
-      const uint32_t bytes = off_diagonal || r.rows > STEP ? TILE_BYTES : STEP_BYTES;
+      // Of a causal document's last tile, no query sees an absent half.
+      const uint32_t bytes = !causal || r.tile + 1 < r.count || r.rows > STEP ? TILE_BYTES : STEP_BYTES;
       uint32_t barrier = ptx::shared_address(&s.k_full);
       ptx::mbarrier_arrive_expect_tx(barrier, bytes);
       ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.k), p.k + k_slot * TILE_BYTES, bytes, barrier);
       barrier = ptx::shared_address(&s.v_full);
-      ptx::mbarrier_arrive_expect_tx(barrier, (causal + off_diagonal) * bytes);
-      if (causal) {
-        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v1), p.v1 + k_slot * TILE_BYTES, bytes, barrier);
-      }
-      if (off_diagonal) {
-        ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v), p.v + k_slot * TILE_BYTES, bytes, barrier);
-      }
+      ptx::mbarrier_arrive_expect_tx(barrier, bytes);
+      ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.v), p.v + k_slot * TILE_BYTES, bytes, barrier);
     };
     int ahead = 2;
 #pragma unroll 1
@@ -204,11 +197,10 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     multiply_channels(x, k, ptx::shared_address(s.operands.stage[0].q), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
-  const auto multiply_values = [&](int stage, bool diagonal) {
+  const auto multiply_values = [&](int stage) {
     forget_all(dp);
     ptx::wgmma_fence();
-    multiply_channels(dp, k + (diagonal ? 2 : 1) * TILE_BYTES, ptx::shared_address(s.operands.stage[0].dout),
-                      stage * sizeof(Operands::Stage));
+    multiply_channels(dp, k + TILE_BYTES, ptx::shared_address(s.operands.stage[0].dout), stage * sizeof(Operands::Stage));
     ptx::wgmma_commit_group();
   };
   const auto multiply_p = [&](int half, int stage) {  // of 32 queries
@@ -253,13 +245,11 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
     wait(ptx::shared_address(&s.owner_full[n % 2]), n / 2 % 2);
     const Owner& owner = s.owner[n % 2];
     if (!uniform(owner.record.valid)) break;
-    const KeyColumns(&keys)[2] = owner.keys[group];
-    const uint32_t of_keys = uniform(keys[0].flags[0] | keys[0].flags[1]);
-    const uint32_t of_v1 = uniform(keys[1].flags[0] | keys[1].flags[1]);
+    const KeyColumns& keys = owner.keys[group];
+    const uint32_t of_keys = uniform(keys.flags[0] | keys.flags[1]);
     const auto know = [&](int stage) {
       const uint32_t bits = s.steps[stage].bits;
-      const uint32_t of_queries = uniform(s.columns[stage].flags[0] | s.columns[stage].flags[1] | bits);
-      return of_queries | of_keys | (of_queries & DIAGONAL ? of_v1 : 0);
+      return of_keys | uniform(s.columns[stage].flags[0] | s.columns[stage].flags[1] | bits);
     };
     const int rows = uniform(owner.record.rows);
     const bool partial = !p.causal && rows < TILE;
@@ -313,7 +303,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
             if (hidden.diagonal || partial) {
               hide_scores(x, Limits(hidden, At::of_thread(s.steps[stage].half)));
             }
-            const float2* const of_key = keys[hidden.diagonal].factors + warp % 4 * 16 + lane / 4;
+            const float2* const of_key = keys.factors + warp % 4 * 16 + lane / 4;
             const float2 f0 = of_key[0], f1 = of_key[8];
             fast_probabilities<0>(a, x, score, f0.x, f1.x);
             uint32_t held[16];
@@ -321,7 +311,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
             multiply_p(0, stage);
             ptx::wgmma_wait_group<1>();
             finish_before();
-            multiply_values(stage, hidden.diagonal);
+            multiply_values(stage);
             fast_probabilities<1>(a, x, score, f0.x, f1.x);
             copy_all<8, 16>(held, a);
             wait_next();
@@ -335,7 +325,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           } else {
             ptx::wgmma_wait_group<0>();
             finish_before();
-            multiply_values(stage, hidden.diagonal);
+            multiply_values(stage);
             ptx::wgmma_wait_group<0>();
             keep_all(dp);
             const Record& r = owner.record;

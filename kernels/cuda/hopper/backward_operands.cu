@@ -65,21 +65,14 @@ __device__ __forceinline__ void write_query(const BackwardParams& p, int64_t slo
   }
 }
 
-__device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot, int row, int rows) {
-  const float e = p.k_exponents[slot * TILE + row];
-#pragma unroll
-  for (int diagonal = 0; diagonal < 2; ++diagonal) {
-    KeyColumns& to =
-        *reinterpret_cast<KeyColumns*>(p.k_columns + (4 * slot + 2 * (row / STEP) + diagonal) * sizeof(KeyColumns));
-    // V1 has a scale per token, V one per block; past the document the block's stands for what is zero anyway.
-    const uint8_t* const bytes = (diagonal ? p.v1_scales : p.v_scales) + slot * layout::SCALE_TILE_BYTES;
-    const uint32_t byte = bytes[layout::scale_offset(diagonal ? row : row / 32 * 32, 0)];
-    to.factors[row % STEP] = make_float2(exp2_scale(e), decode_scale(byte));
-    const uint32_t flags = flags_of(check_exponent(e) && (check_v(byte) || row >= rows));
-    if (row % 32 == 0) {
-      to.flags[row / 32 % 2] = flags;
-      to.unused[row / 32 % 2] = 0;  // it is copied
-    }
+__device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot, int row) {
+  KeyColumns& to = *reinterpret_cast<KeyColumns*>(p.k_columns + (2 * slot + row / STEP) * sizeof(KeyColumns));
+  const float of_k = p.k_exponents[slot * TILE + row], of_v = p.v_exponents[slot * TILE + row];
+  to.factors[row % STEP] = make_float2(exp2_scale(of_k), exp2_scale(of_v));
+  const uint32_t flags = flags_of(check_exponent(of_k) && check_v(of_v));
+  if (row % 32 == 0) {
+    to.flags[row / 32 % 2] = flags;
+    to.unused[row / 32 % 2] = 0;  // it is copied
   }
 }
 
@@ -97,7 +90,7 @@ extern "C" __global__ void __launch_bounds__(PER_TILE, 4) backward_operands(cons
       if (threadIdx.x < TILE) write_query(p, slot, threadIdx.x);
       codes.store(p.q_wide + slot * 2 * TILE_BYTES, p.q_exponents + slot * TILE);
     } else if (threadIdx.x < TILE) {
-      write_key(p, slot, threadIdx.x, rows);
+      write_key(p, slot, threadIdx.x);
     }
   }
 }

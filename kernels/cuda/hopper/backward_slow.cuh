@@ -39,9 +39,8 @@ __device__ __forceinline__ float slow_probability(float s, float c, float top) {
 // fl(P fl(dP - delta)), from the accumulator of dP.
 __device__ __forceinline__ float slow_gradient(const BackwardParams& p, const Meeting& m, Place at, float acc,
                                                float probability) {
-  const uint8_t* const v_scales = (m.hidden.diagonal ? p.v1_scales : p.v_scales) + m.k_slot * layout::SCALE_TILE_BYTES;
   const uint8_t* const dout_scales = p.dout_scales + m.q_slot * layout::SCALE_TILE_BYTES;
-  const float of_value = decode_scale(v_scales[layout::scale_offset(at.key, 0)]);
+  const float of_value = exp2_scale(p.v_exponents[m.k_slot * TILE + at.key]);
   const float of_dout = decode_scale(dout_scales[layout::scale_offset(at.query, 0)]);
   const float dp = __fmul_rn(__fmul_rn(acc, of_value), of_dout);
   return __fmul_rn(__fsub_rn(dp, p.delta[m.q_slot * TILE + at.query]), probability);

@@ -5,8 +5,8 @@
 // A CTA is two producer warps, one of which takes and inspects work items while the other fetches their tiles, and two
 // consumer warpgroups of 64 rows each.
 // Per key tile, a warpgroup computes S with wgmma (E4M3 codes, or bfloat16), P in registers (hopper/softmax.cuh), and
-// adds P V to O with wgmma in bfloat16 (wide copies of V, Note [Wide tile]; of V1 in the diagonal tile, which is a tile
-// like others). l is one more column of that product: 8 channels of ones lie behind each stage of V (Note [Slots]).
+// adds P V to O with wgmma in bfloat16 (wide copies of V, Note [Wide tile]). l is one more column of that product: 8
+// channels of ones lie behind each stage of V (Note [Slots]).
 //
 // P is made in two halves. P V of the first runs while the second is made; then S of the next tile and P V of the second
 // are started together, and scores of the next tile are measured and the first half of its P is made while they run.

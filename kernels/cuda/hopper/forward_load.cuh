@@ -21,13 +21,12 @@ __device__ __forceinline__ void fetch_keys(const ForwardParams& p, Shared& share
     fetch(slot(shared, K_SLOT + stage * K_SLOT_STEP), p.k + at * TILE_BYTES, TILE_BYTES, k_full);
     fetch(shared.factors[stage], p.factors + at * hopper::FACTOR_WORDS, FACTOR_BYTES, k_full);
 
-    const uint8_t* const v = (p.causal && j == keys - 1 ? p.v1 : p.v) + at * WIDE_BYTES;
     hopper::wait(barrier(address, V_EMPTY, stage), ring.phase ^ 1);
     ptx::mbarrier_arrive_expect_tx(v_full, WIDE_BYTES);
 #pragma unroll
     for (int i = 0; i < PANELS; ++i) {
       uint8_t* const to = slot(shared, (PANELS - i) * pick(V_DISTANCE, stage));
-      fetch(to, v + i * hopper::PANEL_BYTES, hopper::PANEL_BYTES, v_full);
+      fetch(to, p.v + at * WIDE_BYTES + i * hopper::PANEL_BYTES, hopper::PANEL_BYTES, v_full);
     }
   }
 }

@@ -11,7 +11,6 @@ struct ForwardParams {
   const uint8_t* k;          // (Hkv, max_tiles, 128 ROW_BYTES)
   const float* factors;      // (Hkv, max_tiles, 132)
   const uint8_t* v;          // (Hkv, max_tiles, 256 D), wide
-  const uint8_t* v1;         // the same for the diagonal tile
   Tokens out;                // strides in elements
   float* lse;                // (Hq, num_tokens)
   float* m;

@@ -6,7 +6,7 @@
 //   payload, scales, exponents               token blocks of 1: Q, K; V1 without the last
 //   block_payload, block_scales, ..          token blocks of 32: V32
 //   nvfp4_payload, nvfp4_scales, ..          NVFP4, after a Hadamard rotation if the job says so; not with blocks of 32
-//   wide, block_wide, factors                what the Hopper forward reads of K (factors) and of V (the others too)
+//   wide, factors                            what the Hopper forward reads of K (factors) and of V1 (both)
 #include "common/padding.cuh"
 #include "common/tokens.cuh"
 #include "hopper/factors.cuh"
@@ -24,9 +24,8 @@ struct Job {
   uint8_t* nvfp4_payload;       // (heads, max_tiles, 64 D)
   uint8_t* nvfp4_scales;        // (heads, max_tiles, 8 D)
   const float2* nvfp4_head_scales;  // (heads): S_enc, S_dec
-  uint8_t* wide;        // (heads, max_tiles, 256 D): payload and scales, decoded
-  uint8_t* block_wide;  // the same of block_payload
-  float* factors;       // (heads, max_tiles, 132), Note [Factor tile]: K has exponents, V none
+  uint8_t* wide;   // (heads, max_tiles, 256 D): payload and scales, decoded
+  float* factors;  // (heads, max_tiles, 132), Note [Factor tile]: that of values where there are wide tiles, else of keys
   int32_t heads;
   int32_t hadamard;
 };
@@ -70,11 +69,13 @@ __device__ __forceinline__ float token_exponent(const Shared& shared, int row) {
   return shared.zero[row] ? ZERO_TOKEN_EXPONENT : exponent;
 }
 
-// The tokens of one step under the scale whose inverse is `factor`; zeros if that is 0. If WIDE, also as bfloat16
-// numbers, times `scale`.
+// The tokens of one step under the scale whose inverse is `factor`; zeros if that is 0. If WIDE, and `wide` is given,
+// also as bfloat16 numbers.
 template <bool WIDE>
 __device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R::PER_LANE][R::VALUES], int step,
-                                           float factor, uint8_t* wide, float scale) {
+                                           float factor, uint8_t* wide = nullptr) {
+  // 1 / factor, the token's scale; finite where factor is 0, and so are all codes.
+  const float scale = __uint_as_float(max((254u << 23) - __float_as_uint(factor), __float_as_uint(0x1p-127f)));
 #pragma unroll
   for (int p = 0; p < R::PER_LANE; ++p) {
     uint32_t codes[R::VALUES / 4];
@@ -87,8 +88,7 @@ __device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R:
 
 // Payloads of token blocks of 1 and of 32, each if the job asks for it, and in `shared` what their scale tiles hold.
 template <bool WIDE>
-__device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t slot, const uint4* stage,
-                                             Shared& shared) {
+__device__ __forceinline__ void write_blocks(const Job& job, int64_t slot, const uint4* stage, Shared& shared) {
   const int warp = R::warp();
 
   // ---- scales: each lane for the token that it owns ----------------------------------------------------------
@@ -114,10 +114,8 @@ __device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t s
   // ---- payloads ----------------------------------------------------------------------------------------------
   const float largest = __uint_as_float(R::over_block(shared.amax, warp / R::WARPS_PER_BLOCK));
   const uint32_t block_byte = formats::rceil_e4m3(largest);
-  const float block_factor = formats::inverse_e8m0(block_byte), block_scale = formats::decode_e8m0(block_byte);
-  const auto at = [&](uint8_t* tiles) { return tiles == nullptr ? nullptr : tiles + slot * (2 * PAYLOAD_BYTES); };
-  // A tile that is not full is its document's last: if diagonal tiles are read as V1, no query reads it as V32.
-  uint8_t* const block_wide = job.wide != nullptr && rows < layout::TILE ? nullptr : at(job.block_wide);
+  const float block_factor = formats::inverse_e8m0(block_byte);
+  uint8_t* const wide = job.wide == nullptr ? nullptr : job.wide + slot * (2 * PAYLOAD_BYTES);
 #pragma unroll 4
   for (int step = 0; step < R::STEPS; ++step) {
     uint4 piece[R::PER_LANE];
@@ -126,14 +124,9 @@ __device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t s
 #pragma unroll
     for (int p = 0; p < R::PER_LANE; ++p) widen_piece<R>(x[p], piece[p]);
     const float factor = __uint_as_float(R::from_owner(__float_as_uint(scale.factor()), step));
-    if (job.payload != nullptr) {
-      // 1 / factor, the token's scale; finite where factor is 0, and so are all codes.
-      const uint32_t bits = max((254u << 23) - __float_as_uint(factor), __float_as_uint(0x1p-127f));
-      store_step<WIDE>(job.payload + slot * PAYLOAD_BYTES, x, step, factor, at(job.wide), __uint_as_float(bits));
-    }
+    if (job.payload != nullptr) store_step<WIDE>(job.payload + slot * PAYLOAD_BYTES, x, step, factor, wide);
     if (job.block_payload != nullptr) {
-      store_step<WIDE>(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor,
-                       block_wide, block_scale);
+      store_step<false>(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor);
     }
   }
 }
@@ -150,7 +143,7 @@ __device__ __forceinline__ void write_key_tile(const Job& job, int rows, int64_t
     exponent[b] = token_exponent(shared, row);
   }
   float* const to = job.factors + slot * hopper::FACTOR_WORDS;
-  if (job.exponents != nullptr) {
+  if (job.wide == nullptr) {
     hopper::write_key_factors(to, exponent, rows, true);
   } else {
     hopper::write_lost_values(to, lost);
@@ -206,7 +199,7 @@ __device__ __forceinline__ void quantize_tile(const Job& job, int head, const la
   if (done) {
     __syncthreads();
   } else {
-    write_blocks<WIDE>(job, tile.rows, slot, stage, shared);
+    write_blocks<WIDE>(job, slot, stage, shared);
   }
   write_scale_tiles<NVFP4, WIDE>(job, tile.rows, slot, shared);
 }
