@@ -67,9 +67,7 @@ class Literals(SphinxDirective):
         module = import_module(module_name)
         kind = getattr(module, class_name)
         literals = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
-        fields = self.arguments[1:] or [
-            f.name for f in dataclasses.fields(kind) if f.name not in ("name", "summary")
-        ]
+        fields = self.arguments[1:] or [f.name for f in dataclasses.fields(kind) if f.name not in ("name", "summary")]
         rows = [["", *(f"``{name}``" for name in literals)]]
         for field in fields:
             rows.append([f"``{field}``", *(cell_text(field, getattr(v, field)) for v in literals.values())])
