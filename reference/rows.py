@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flamia.reference import probabilities as pr
 from flamia.reference.arguments import Arguments, check_forward, check_tensor
 from flamia.reference.documents import TILE, Document
-from flamia.reference.forward import RowState
+from flamia.reference.forward import RowState, operand_roles
 from flamia.reference.operands import Operand, prepare
 from flamia.reference.parallel import quiet, run_all
 from flamia.reference.profiles import Profile, contract_channels
@@ -54,10 +54,10 @@ def attention_rows(
     if v.shape != k.shape:
         raise ValueError(f"v must have the shape of k {k.shape}, got {v.shape}")
     rows, keys = (np.array([0, len(x)], np.int64) for x in (q, k))
+    roles = operand_roles(a.recipe, causal=False, own_exponents=a.profile.own_exponents)
     operands = {
-        "q": prepare(q, rows, a.recipe.scores, a.recipe),
-        "k": prepare(k, keys, a.recipe.scores, a.recipe),
-        "v": prepare(v, keys, a.recipe.values, a.recipe),
+        role: prepare(x, tokens, roles[role][1], a.recipe)
+        for role, x, tokens in (("q", q, rows), ("k", k, keys), ("v", v, keys))
     }
     out = np.zeros(q.shape, q.dtype)
     run_all(
