@@ -144,7 +144,7 @@ FAULTS = (
         "V leaks through its scales, and results are returned in memory that the next call overwrites: comparing two "
         "calls compares the second with itself.",
         kills=(promise("leak/every_residue", "leak"),),
-        edits=(Edit("forward", "diagonal_values is not None and", "diagonal_values is None and"),),
+        edits=(Edit("forward", "diagonal_values is not None and causal", "diagonal_values is None and causal"),),
         wrap=reuse_buffers,
         bug_class="future-leak",
     ),

@@ -15,7 +15,7 @@ FAULTS = (
         "v32-in-the-diagonal-tile",
         "The diagonal tile multiplies V under 32-token scales, which later tokens of the block set.",
         kills=(promise("leak/every_residue", "leak"), bits(2, "extremes/rising_values")),
-        edits=(Edit("forward", "diagonal_values is not None and", "diagonal_values is None and"),),
+        edits=(Edit("forward", "diagonal_values is not None and causal", "diagonal_values is None and causal"),),
         bug_class="future-leak",
     ),
     Fault(
