@@ -174,7 +174,8 @@ def _count_sets(w: Workload) -> int:
     import torch
 
     size = 2 * w.tokens * w.head_dim * 2 * (w.q_heads + w.kv_heads)
-    return max(2, -(-2 * torch.cuda.get_device_properties(0).L2_cache_size // size))
+    cache = int(torch.cuda.get_device_properties(0).L2_cache_size)
+    return max(2, -(-2 * cache // size))
 
 
 def _draw(w: Workload) -> list[tuple[Any, Any, Any, Any]]:
