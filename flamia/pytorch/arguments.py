@@ -40,6 +40,8 @@ def check_call(
             raise TypeError(f"max_seqlen must be an int or None, got {type(max_seqlen).__name__}")
         if max_seqlen < 0:
             raise ValueError(f"max_seqlen must be >= 0, got {max_seqlen}")
+        if max_seqlen >= 2**63:  # an operator's integers have 64 bits
+            raise ValueError(f"max_seqlen must be below 2^63, got {max_seqlen}")
     if not isinstance(causal, bool):
         raise TypeError(f"causal must be a bool, got {type(causal).__name__}")
     if not isinstance(return_lse, bool):

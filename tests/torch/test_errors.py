@@ -85,6 +85,7 @@ CASES = {
     ),
     "max_seqlen": ({"max_seqlen": 14}, ValueError, "max_seqlen must be at least the longest document of cu_seqlens"),
     "negative max_seqlen": ({"max_seqlen": -1}, ValueError, "max_seqlen must be >= 0, got -1"),
+    "huge max_seqlen": ({"max_seqlen": 2**63}, ValueError, "max_seqlen must be below 2^63, got 9223372036854775808"),
     "max_seqlen is a tensor": ({"max_seqlen": CU[1]}, TypeError, "max_seqlen must be an int or None, got Tensor"),
     "causal": ({"causal": 1}, TypeError, "causal must be a bool, got int"),
     "return_lse": ({"return_lse": None}, TypeError, "return_lse must be a bool, got NoneType"),
