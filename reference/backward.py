@@ -24,6 +24,9 @@ Per 128x128 tile, with the S bits of the forward, ``[keys, queries]``:
 
 dQ accumulates over key tiles, dK and dV over query tiles, ascending. The query heads of a group are summed in FP32 in
 ascending order (float64 in the ideal profile). Gradients are rounded once, to the dtype of q.
+
+Under a profile with Note [Own exponents] of `flamia.reference.profiles` that note replaces E, the scales of P and X,
+the folded exponents and V32, and ``softmax_scale`` is applied to the rows of dQ and dK.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ For query row i of a document, key tiles of 128 tokens in ascending order:
    itself. The route depends on position only.
 5. ``out = fl(O / l)`` rounded to the input dtype; ``LSE = ln 2 (M + log2 l)``. Saved: ``m = max_t m_t`` and l
    in units of 2^m.
+
+Under a profile with Note [Own exponents] of `flamia.reference.profiles` that note replaces P, its scale and V32.
 """
 
 from __future__ import annotations

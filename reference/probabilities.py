@@ -6,7 +6,7 @@ With ``x = c * S``, ``c = fl(softmax_scale * log2 e)``, the product of two FP32 
 ``f = fl(x - r)``, ``p = poly(f)`` in [1, 2]. So ``f`` is rounded once: it is ``fma(c, S, -r)``, and the scaled score
 itself never exists. Where ``|x| >= 2^23``, x is first rounded to FP32, an integer, or to the largest of its sign if it
 overflows, and ``f = 0``. Scores that overflowed: -inf counts as the lowest FP32 number, before anything is hidden; +inf
-gives NaN.
+gives NaN. Maxima of x pass over NaN; where the largest score of a tile is +inf, the tile adds nothing to them.
 
 P is ``E4M3(p * 2^(r + 8 - top))`` with an integer ``top``, its scale ``2^(top - 8)``. In the forward ``top`` is the
 ceiling of the row's largest x in the 128-key tile; in the backward it is ``m_i + E``, where E is one integer per 32x32

@@ -21,12 +21,15 @@ P and dS keep an exponent each, bfloat16's, and are rounded to the significand o
 bits for E4M3, F = 7 for bfloat16. So
 
 * P is `probabilities.own_exponents`: its fraction is rounded once, from the exact product in the exponential, and the
-  exponent is ``r - top``, with the row's running maximum M as ``top`` in the forward and the final m in the backward. P
-  of the backward is that of the forward, times an exact power of two.
+  exponent is ``r - top``, with the row's running maximum M, this tile included, as ``top`` in the forward and the final
+  m in the backward. Exponent field 0 gives the subnormal number of the same fraction, a field below gives 0. P of the
+  backward is that of the forward, times an exact power of two, where both fields are above 0.
 * nothing is folded, and V has one copy: V1 in every tile, of full attention too. V1, q and k multiply with their
-  decoded values. A lost token counts as zeros there; a query that sees a lost token of V gets NaN.
+  decoded values, in bfloat16: infinite where E4M3 rounds up to 2^128. A lost token counts as zeros there; a query that
+  sees a lost token of V gets NaN.
 * ``dS = fl(P * fl(dP - delta))`` is rounded to F bits, ties away from zero for F = 3 (bits + 2^19, cut off) and to even
-  for F = 7, and is the operand itself; ``softmax_scale`` multiplies the FP32 rows of dQ and dK of each query head.
+  for F = 7, and is the operand itself, NaN where the product is not finite; ``softmax_scale`` multiplies the FP32 rows
+  of dQ and dK of each query head.
 
 The numbers are those of block-scaled E4M3 wherever that is normal, but for ties of dS; where it would be subnormal or
 underflow they are more accurate.
