@@ -26,8 +26,8 @@ they are another copy than q and k: the NVFP4 recipe) or dout (dO / l):
 ``backward.p_scale``, ``.ds_scale``   level 3: E8M0 bytes ``[4 key blocks, 4 query blocks]``
 ====================================  ================================================================================
 
-Under Note [Own exponents] of `flamia.reference.profiles` P and dS are bfloat16 numbers instead of codes, ``p_top`` is
-the row's M, P is in units of ``2^(M - 8)`` in both passes, and dS has no scale.
+Under Note [Own exponents] of `flamia.reference.profiles` v is V1, P and dS are bfloat16 numbers instead of codes,
+``p_top`` is the row's M, P is in units of ``2^(M - 8)`` in both passes, and dS has no scale.
 
 The sign of a zero of the backward's tiles and the scale of 32x32 numbers that are all zero show in no product, and are
 not compared.
