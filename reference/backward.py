@@ -339,10 +339,7 @@ class _DocumentBackward:
         if hidden is not None:
             np.copyto(scores, F32(0), where=hidden)  # any number: P is zero there by selection, below
         e4m3 = self.f.recipe.values is not Scaling.NONE
-        bits = pr.fraction_bits(e4m3)
-        r, p = pr.exponential(scores, self.constant, bits)
-        p = pr.own_exponents(p, r, top[..., None, :], bits)
-        _select(p, hidden)
+        p = pr.own_probabilities(scores, self.constant, top[..., None, :], hidden, e4m3)
         return Computed(p, None, e4m3=e4m3), p
 
     def _own_gradients(

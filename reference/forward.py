@@ -76,7 +76,7 @@ def operand_roles(recipe: Recipe, causal: bool, own_exponents: bool = False) -> 
     """Which copy of which tensor each product reads: role -> (``"q"``, ``"k"`` or ``"v"``, scaling).
 
     ``q``, ``k``: scores; ``q_tokens``, ``k_tokens``: dK and dQ; ``v``: O; ``v1``: the diagonal tile; ``v_gradient``:
-    dP. With ``own_exponents``, of a profile, ``v`` is V1 too.
+    dP. With ``own_exponents``, of a profile, ``v`` is V1, and there is no ``v1``.
     """
     roles = {
         "q": ("q", recipe.scores),
@@ -85,9 +85,9 @@ def operand_roles(recipe: Recipe, causal: bool, own_exponents: bool = False) -> 
         "k_tokens": ("k", recipe.gradient_qk),
         "v": ("v", recipe.values),
     }
-    if recipe.diagonal_values is not None and own_exponents:
+    if own_exponents and recipe.diagonal_values is not None:
         roles["v"] = ("v", recipe.diagonal_values)
-    if recipe.diagonal_values is not None and causal:
+    elif recipe.diagonal_values is not None and causal:
         roles["v1"] = ("v", recipe.diagonal_values)
     if recipe.gradient_values is not None:
         roles["v_gradient"] = ("v", recipe.gradient_values)
@@ -289,11 +289,7 @@ class RowState:
         new_top = np.fmax(self.top, pr.ceiling(largest, self.constant))
         self._rescale(new_top, exp2_of)
         e4m3 = self.recipe.values is not Scaling.NONE
-        bits = pr.fraction_bits(e4m3)
-        r, p = pr.exponential(scores, self.constant, bits)
-        p = pr.own_exponents(p, r, new_top[..., None, :], bits)
-        if hidden is not None:
-            np.copyto(p, F32(0), where=hidden)
+        p = pr.own_probabilities(scores, self.constant, new_top[..., None, :], hidden, e4m3)
         a = Computed(p.swapaxes(-1, -2), None, e4m3=e4m3)
         sum_tokens(self.profile, self.l, a)
         rows = slice(key_tile * TILE, (key_tile + 1) * TILE)

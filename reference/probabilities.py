@@ -147,6 +147,16 @@ def own_exponents(p: Array, r: Array, top: Array, bits: int) -> Array:
     return out
 
 
+def own_probabilities(scores: Array, c: np.float32, top: Array, hidden: NDArray[np.bool_] | None, e4m3: bool) -> Array:
+    """P of Note [Own exponents], 0 where it is hidden; overwrites ``scores``, any numbers where they are hidden."""
+    bits = fraction_bits(e4m3)
+    r, p = exponential(scores, c, bits)
+    p = own_exponents(p, r, top, bits)
+    if hidden is not None:
+        np.copyto(p, F32(0), where=hidden)
+    return p
+
+
 def round_own(x: Array, bits: int) -> Array:
     """Numbers to ``bits`` fraction bits, bfloat16's exponents: dS of Note [Own exponents]; NaN unless finite."""
     finite = np.isfinite(x)

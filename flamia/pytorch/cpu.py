@@ -48,7 +48,7 @@ def forward(
         profile=profile,
     )
     rows = [to_torch(x, device=q.device) for x in (result.lse, result.m, result.l)]
-    saved = save_operands(result.operands, recipe, causal, q.device)
+    saved = save_operands(result.operands, recipe, causal, profile, q.device)
     return to_torch(result.out, q.dtype, q.device), rows[0], rows[1], rows[2], saved
 
 
@@ -71,7 +71,7 @@ def backward(
         lse=np.empty((0, 0), np.float32),  # no gradient needs it
         m=to_numpy(m),
         l=to_numpy(l),
-        operands=load_operands(saved, recipe, causal),
+        operands=load_operands(saved, recipe, causal, profile),
         cu_seqlens=to_numpy(cu_seqlens).astype(np.int64),
         recipe=recipe,
         profile=get_profile(profile),
@@ -87,3 +87,8 @@ def backward(
 def is_reference(implementation: str) -> bool:
     """Whether the operators' ``implementation`` names the reference: ``reference:`` and a profile."""
     return implementation.startswith("reference:")
+
+
+def profile_of(implementation: str) -> str:
+    """The profile's name in the ``implementation`` of the reference."""
+    return implementation.partition(":")[2]

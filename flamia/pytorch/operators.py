@@ -56,7 +56,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     chosen = decode_recipe(recipe)
     if cpu.is_reference(implementation):
-        profile = implementation.partition(":")[2]
+        profile = cpu.profile_of(implementation)
         return cpu.forward(q, k, v, cu_seqlens, max_seqlen, chosen, causal, softmax_scale, profile)
     kernel = dispatch.get_kernel(implementation)
     if not kernel.checks_documents:
@@ -85,7 +85,7 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     chosen = decode_recipe(recipe)
     if cpu.is_reference(implementation):
-        profile = implementation.partition(":")[2]
+        profile = cpu.profile_of(implementation)
         return cpu.backward(dout, out, m, l, cu_seqlens, saved, kv_heads, chosen, causal, softmax_scale, profile)
     kernel = dispatch.get_kernel(implementation)
     result: tuple[Tensor, Tensor, Tensor] = kernel.backward(
@@ -113,7 +113,7 @@ def _fake_forward(
     total, heads = q.shape[:2]
     lse, m, l = (q.new_empty((heads, total), dtype=torch.float32) for _ in range(3))  # noqa: E741
     if cpu.is_reference(implementation):
-        saved = empty_operands(q, k, v, chosen, causal)
+        saved = empty_operands(q, k, v, chosen, causal, cpu.profile_of(implementation))
     else:
         saved = dispatch.get_kernel(implementation).empty_saved(q, k, v, cu_seqlens, chosen, causal)
     return q.new_empty(q.shape), lse, m, l, saved

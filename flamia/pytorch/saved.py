@@ -34,6 +34,7 @@ from flamia.pytorch.exchange import to_numpy, to_torch
 from flamia.reference import nvfp4
 from flamia.reference.forward import operand_roles
 from flamia.reference.operands import F32, ONE, Operand, prepare
+from flamia.reference.profiles import get_profile
 from flamia.reference.recipes import Recipe, Scaling
 
 
@@ -47,9 +48,9 @@ class SavedOperand:
 
 
 @cache
-def saved_operands(recipe: Recipe, causal: bool) -> tuple[SavedOperand, ...]:
+def saved_operands(recipe: Recipe, causal: bool, profile: str) -> tuple[SavedOperand, ...]:
     """The copies that the backward reads, in the order in which they are saved."""
-    roles = operand_roles(recipe, causal)
+    roles = operand_roles(recipe, causal, get_profile(profile).own_exponents)
     if "v_gradient" in roles:  # then dP reads that one, and no other copy of V
         roles.pop("v")
         roles.pop("v1", None)
@@ -59,10 +60,12 @@ def saved_operands(recipe: Recipe, causal: bool) -> tuple[SavedOperand, ...]:
     return tuple(SavedOperand(tensor, scaling, tuple(names)) for (tensor, scaling), names in players.items())
 
 
-def save_operands(operands: dict[str, Operand], recipe: Recipe, causal: bool, device: torch.device) -> list[Tensor]:
+def save_operands(
+    operands: dict[str, Operand], recipe: Recipe, causal: bool, profile: str, device: torch.device
+) -> list[Tensor]:
     """The operands of a forward of the reference as tensors; see Note [Saved tensors]."""
     out = []
-    for saved in saved_operands(recipe, causal):
+    for saved in saved_operands(recipe, causal, profile):
         operand = operands[saved.roles[0]]
         packed = _pack_nibbles(operand.payload) if saved.scaling is Scaling.NVFP4 else operand.payload
         out.append(to_torch(packed, device=device))
@@ -71,11 +74,11 @@ def save_operands(operands: dict[str, Operand], recipe: Recipe, causal: bool, de
     return out
 
 
-def load_operands(tensors: list[Tensor], recipe: Recipe, causal: bool) -> dict[str, Operand]:
+def load_operands(tensors: list[Tensor], recipe: Recipe, causal: bool, profile: str) -> dict[str, Operand]:
     """The inverse of `save_operands`, but for roles that the backward does not read."""
     remaining = iter(tensors)
     out = {}
-    for saved in saved_operands(recipe, causal):
+    for saved in saved_operands(recipe, causal, profile):
         payload = to_numpy(next(remaining))
         scale = None if sample(saved.scaling, recipe).scale is None else to_numpy(next(remaining))
         factor = ONE
@@ -87,11 +90,11 @@ def load_operands(tensors: list[Tensor], recipe: Recipe, causal: bool) -> dict[s
     return out
 
 
-def empty_operands(q: Tensor, k: Tensor, v: Tensor, recipe: Recipe, causal: bool) -> list[Tensor]:
+def empty_operands(q: Tensor, k: Tensor, v: Tensor, recipe: Recipe, causal: bool, profile: str) -> list[Tensor]:
     """Uninitialised tensors of the shapes and dtypes of `save_operands`."""
     tensors = {"q": q, "k": k, "v": v}
     out = []
-    for saved in saved_operands(recipe, causal):
+    for saved in saved_operands(recipe, causal, profile):
         total, heads, dim = tensors[saved.tensor].shape
         one = sample(saved.scaling, recipe)
         width = dim // 2 if saved.scaling is Scaling.NVFP4 else dim

@@ -141,6 +141,15 @@ def test_recipes_survive_as_text(recipe):
     assert decode_recipe(encode_recipe(recipe.name)) == recipe
 
 
+def test_hopper_keeps_one_copy_of_v():
+    """And the operator says so while it is traced."""
+    q, k, v, _ = random_qkv(total=9, dim=64)
+    arguments = (q, k, v, torch.tensor([0, 9]), None, "mxfp8", True, None, "reference:hopper")
+    torch.library.opcheck(forward_op, arguments)
+    kept = [[s.tensor for s in saved.saved_operands(flamia.recipes.MXFP8, True, p)] for p in ("hopper", "blackwell")]
+    assert kept == [["q", "k", "v"], ["q", "k", "v", "v"]]
+
+
 # ---- a kernel ----------------------------------------------------------------------------------------------
 
 
@@ -156,7 +165,7 @@ def kernel(tmp_path):
         return cpu.backward(dout, out, m, l, cu, kept[:-1], heads, recipe, causal, scale, "ideal")
 
     def empty_saved(q, k, v, cu, recipe, causal):
-        return [*saved.empty_operands(q, k, v, recipe, causal), q.new_empty(7, dtype=torch.float32)]
+        return [*saved.empty_operands(q, k, v, recipe, causal, "ideal"), q.new_empty(7, dtype=torch.float32)]
 
     certificate = certified("stand-in")
     write_certificate(certificate, tmp_path)
