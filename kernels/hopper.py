@@ -101,13 +101,9 @@ def key_operands(v: Any, schedule: DeviceSchedule, recipe: str) -> KeyOperands:
 
     heads, dim, tiles = v.shape[1], v.shape[2], schedule.max_tiles
     factors = torch.empty((heads, tiles, FACTOR_WORDS), dtype=torch.float32, device=v.device)
-
-    def wide() -> Any:
-        return torch.empty((heads, tiles, 2 * TILE * dim), dtype=torch.uint8, device=v.device)
-
     if recipe != "mxfp8":
         return KeyOperands(factors, None)
-    return KeyOperands(factors, wide())
+    return KeyOperands(factors, torch.empty((heads, tiles, 2 * TILE * dim), dtype=torch.uint8, device=v.device))
 
 
 def pack_qkv(

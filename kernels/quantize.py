@@ -34,8 +34,8 @@ class TokenTiles:
     :param payload: ``(H, max_tiles, 128 D)``, E4M3.
     :param scales: ``(H, max_tiles, 512 ceil(D / 128))``, E8M0, for contractions over channels.
     :param token_scales: as ``scales``, for contractions over tokens; None for token blocks of 1.
-    :param exponents: float32 ``(H, max_tiles, 128)``, what is folded into dS
-        (``DocumentOperand.exponents`` of the reference); None where nothing folds it.
+    :param exponents: float32 ``(H, max_tiles, 128)``, what is folded into dS, or on Hopper multiplies
+        (``DocumentOperand.exponents`` of the reference); None where no kernel reads it.
     """
 
     payload: Any

@@ -90,8 +90,6 @@ def backward(
 
     inputs = load_tiles(saved, SAVED, causal)
     schedule = build_schedule(cu_seqlens, out.shape[0], out.shape[1], kv_heads, causal, max_seqlen=max_seqlen)
-    if dout.stride(-1) != 1:
-        dout = dout.contiguous()
     found = attention_backward(dout, out, m, l, inputs, schedule, softmax_scale)
     return found.dq, found.dk, found.dv
 
