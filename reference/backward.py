@@ -239,7 +239,8 @@ class _DocumentBackward:
                 queries = _tile(query_tile)
                 p, ds, ds_turned = self.tile(key_tile, query_tile)
                 how = {"folded": self.folded, "found": self.own}
-                contract_tokens(f.profile, dv[:, :, keys], p, stored_tile(self.dout_tokens, queries, self.group))
+                dout = stored_tile(self.dout_tokens, queries, self.group, found=self.own)
+                contract_tokens(f.profile, dv[:, :, keys], p, dout)
                 contract_tokens(f.profile, dk[:, :, keys], ds, stored_tile(self.q_tokens, queries, self.group, **how))
                 contract_tokens(f.profile, dq[:, :, queries], ds_turned, stored_tile(self.k_tokens, keys, 1, **how))
         if self.folded:

@@ -32,6 +32,11 @@ F32 = np.float32
 ONE = F32(1.0)
 ZERO_TOKEN_EXPONENT = F32(-8.0)
 
+BFLOAT16_LARGEST = 255 / 128 * 2.0**127
+"""The largest finite bfloat16 number."""
+SATURATING_BYTE = 247
+"""The smallest scale byte under which an E4M3 element may lie above: 448 * 2^119 does not, 256 * 2^120 does."""
+
 
 def exp2_of(exponent: NDArray[Any], dtype: Any = np.float32) -> NDArray[Any]:
     """Exact ``2**exponent`` for integral float exponents; NaN stays NaN, -inf gives 0."""
@@ -68,10 +73,11 @@ class DocumentOperand:
 
     @cached_property
     def found_values(self) -> NDArray[np.float64]:
-        """`values` with zeros for the tokens whose scale is NaN."""
-        if self.scale is None or not (self.scale == 255).any():
+        """`values` as Note [Own exponents] multiplies them: finite in bfloat16, and 0 in tokens whose scale is NaN."""
+        if self.scale is None or not (self.scale >= SATURATING_BYTE).any():
             return self.values
-        return np.where((self.scale == 255)[..., None], 0.0, self.values)
+        found = np.where((self.scale == 255)[..., None], 0.0, self.values)
+        return np.clip(found, -BFLOAT16_LARGEST, BFLOAT16_LARGEST, out=found)
 
     @cached_property
     def wide_codes(self) -> NDArray[np.float64]:

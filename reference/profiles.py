@@ -24,9 +24,11 @@ bits for E4M3, F = 7 for bfloat16. So
   exponent is ``r - top``, with the row's running maximum M, this tile included, as ``top`` in the forward and the final
   m in the backward. Exponent field 0 gives the subnormal number of the same fraction, a field below gives 0. P of the
   backward is that of the forward, times an exact power of two, where both fields are above 0.
-* nothing is folded, and V has one copy: V1 in every tile, of full attention too. V1, q and k multiply with their
-  decoded values, in bfloat16: infinite where E4M3 rounds up to 2^128. A lost token counts as zeros there; a query that
-  sees a lost token of V gets NaN.
+* nothing is folded, and V has one copy: V1 in every tile, of full attention too. V1, dO', q and k multiply with their
+  decoded values in bfloat16. All of these are finite, because the zeros of hidden entries of P and dS multiply them:
+  a lost token counts as zeros, and 2^128, which is the code 256 under scale byte 247 (E4M3 rounds elements from
+  (1 - 2^-5) 2^128 on to it), saturates at bfloat16's largest number, (255/128) 2^127, of the same sign. A query that
+  sees a lost token of V gets NaN. Channel contractions keep codes and scales.
 * ``dS = fl(P * fl(dP - delta))`` is rounded to F bits, ties away from zero for F = 3 (bits + 2^19, cut off) and to even
   for F = 7, and is the operand itself, NaN where the product is not finite; ``softmax_scale`` multiplies the FP32 rows
   of dQ and dK of each query head.
@@ -228,7 +230,7 @@ def stored_tile(
     """Tokens ``rows`` of an operand whose heads come in groups: arrays ``(C, group, 128, D)``.
 
     If its token scales are ``folded`` into the other operand (Note [Folded exponents]), only the payload is taken;
-    ``found``: the decoded values, with zeros for lost tokens (Note [Own exponents]).
+    ``found``: the decoded values, finite and with zeros for lost tokens (Note [Own exponents]).
     """
 
     def cut(x: NDArray[Any]) -> NDArray[Any]:

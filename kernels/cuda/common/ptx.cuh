@@ -240,6 +240,13 @@ __device__ __forceinline__ uint32_t cvt_rn_bf16x2_f32(float high, float low) {
   return d;
 }
 
+// The same, but a number beyond bfloat16's largest, infinities included, gives that one with its sign. NaN stays NaN.
+__device__ __forceinline__ uint32_t cvt_rn_satfinite_bf16x2_f32(float high, float low) {
+  uint32_t d;
+  asm("cvt.rn.satfinite.bf16x2.f32 %0, %1, %2;" : "=r"(d) : "f"(high), "f"(low));
+  return d;
+}
+
 #if HAS_NARROW_CVT
 // Two E2M1 codes: `low` in bits 0..3, `high` in bits 4..7. Saturates; NaN gives 7.
 __device__ __forceinline__ uint32_t cvt_rn_satfinite_e2m1x2_f32(float high, float low) {

@@ -13,7 +13,8 @@ __device__ __forceinline__ bool in_used_half(int row, int rows) {
   return rows > layout::TILE / 2 || row < layout::TILE / 2;
 }
 
-// Codes of a piece times `factor`, to their place in a wide tile.
+// Codes of a piece times `factor`, to their place in a wide tile; finite: Note [Own exponents] of
+// flamia.reference.profiles.
 template <class R>
 __device__ __forceinline__ void store_wide(uint8_t* tile, int row, int channel, const uint32_t (&codes)[R::VALUES / 4],
                                            float factor) {
@@ -21,7 +22,7 @@ __device__ __forceinline__ void store_wide(uint8_t* tile, int row, int channel, 
 #pragma unroll
   for (int i = 0; i < R::VALUES / 2; ++i) {
     const float2 x = formats::decode_e4m3x2(codes[i / 2] >> 16 * (i % 2) & 0xFFFF);
-    pair[i] = ptx::cvt_rn_bf16x2_f32(__fmul_rn(x.y, factor), __fmul_rn(x.x, factor));
+    pair[i] = ptx::cvt_rn_satfinite_bf16x2_f32(__fmul_rn(x.y, factor), __fmul_rn(x.x, factor));
   }
   uint8_t* const to = tile + layout::payload_offset<2 * R::D>(row, 2 * channel);
   if constexpr (R::VALUES == 8) {
