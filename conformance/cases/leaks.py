@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from flamia.conformance.calls import Inputs
-from flamia.conformance.cases.draw import gaussian
+from flamia.conformance.calls import TENSORS, Inputs
+from flamia.conformance.cases.draw import BF16, gaussian
 from flamia.conformance.cases.registry import Variant, case
 
 
@@ -64,3 +64,47 @@ def transformer_engine_3248(rng: np.random.Generator) -> Inputs:
     inputs.v[...] = 0
     inputs.v[0] = 2.0**-20
     return inputs
+
+
+LARGEST = 255 / 128 * 2.0**127
+"""bfloat16's largest number, which E4M3 rounds up: to 256, with a scale of 2^120."""
+
+
+def _largest(name: str) -> None:
+    token = 20 if name == "dout" else 57
+
+    def without(inputs: Inputs) -> list[Variant]:
+        changed = inputs.copied()
+        getattr(changed, name)[token] = 0
+        cuts = np.array(inputs.lengths) - 1
+        cuts[1] = token - int(inputs.cu_seqlens[1]) - 1
+        return [Variant(f"{name}[{token}] = 0", changed, cuts)]
+
+    @case(
+        f"leak/largest_in_{name}",
+        classes=("unsaturated-cast",),
+        levels=(1, 2, 3),
+        promises=("containment",) if name == "dout" else ("leak", "containment"),
+        tiny=True,
+        vary=None if name == "dout" else without,
+    )
+    def build(rng: np.random.Generator) -> Inputs:
+        """bfloat16's largest number, with both signs, in one head of one token of the second document.
+
+        unsaturated-cast: a payload and its scale, decoded, are 2^128, infinite in bfloat16 and FP32, and 0 x Inf
+        reaches the rows that do not see the token (*largest-number-decodes-to-infinity*). The channels are zero in what
+        they are multiplied with, so that rows that see the token stay finite, but for the row of a dO. It is that of
+        the document's first token, whose row sum is 1, because dO is divided by it: a score of 0 for itself alone.
+        """
+        inputs = gaussian(rng, [20, 70, 13], (2, 2)).copied()
+        channels = [9, 10]
+        getattr(inputs, name)[token, 1, channels] = BF16.type(LARGEST) * np.array([1, -1], BF16)
+        partner = {"q": "k", "k": "q", "v": "dout", "dout": "v"}[name]
+        getattr(inputs, partner)[..., channels] = 0
+        if name == "dout":
+            inputs.q[token, 1] = 0
+        return inputs
+
+
+for _name in TENSORS:
+    _largest(_name)

@@ -24,7 +24,7 @@ BUG_CLASSES = {
     "e8m0-extremes": "E8M0 codes 0 and 254: scale arithmetic that wraps, or treats code 0 as zero",
     "e8m0-nan": "E8M0's NaN (byte 255) taken for a number: 2^128, or lost",
     "floor-clipping": "FLOOR scales clip values between 448 and 512 times a power of two",
-    "unsaturated-cast": "a cast to E4M3 that gives NaN where it should saturate",
+    "unsaturated-cast": "a cast to or from E4M3 that gives NaN or Inf where it should saturate",
     "empty-documents": "empty documents, in the forward and the backward",
     "padding": "rows past cu_seqlens[-1]: not cleared, or read",
     "masked-rows": "rows that see no key, or whose visible scores are all extremely low",

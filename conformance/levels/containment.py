@@ -1,15 +1,15 @@
-"""Containment: a number that is not finite reaches the rows that attend to it, and nothing else.
+"""Containment: a number that is not finite, or huge, reaches the rows that attend to it, and nothing else.
 
-The case has one such number, in one head of one token of the middle document. The call is compared with one in which
-the token is zero in that tensor. With the number in
+The case has such numbers, of 2^127 and more, in one head of one token of the middle document. The call is compared with
+one in which the token is zero in that tensor. With the numbers in
 
-* q: only out and LSE of that row and head are lost;
+* q: only out and LSE of that row and head may be lost;
 * k or v: those of all query heads of the group that see the token;
 * dO: no output; dQ of that row, dK and dV of the keys that it sees.
 
 Every other row of out and LSE keeps its bits, and so do all results of other documents and KV heads. A NaN must show in
-out of every row that attends to it (Inf need not: a score of -inf is legal). Gradients of the same document and KV
-head must be finite where the exact gradient does not depend on the number.
+out of every row that attends to it (other numbers need not: a score of -inf is legal). Gradients of the same document
+and KV head must be finite where the exact gradient does not depend on the number.
 """
 
 from __future__ import annotations
@@ -26,11 +26,14 @@ from flamia.conformance.levels.check import Context, Outcome, first_failure
 
 Mask = NDArray[np.bool_]
 
+HUGE = 2.0**127
+"""Numbers from here on are what a case is about."""
+
 
 def check_containment(context: Context, case: Case) -> Outcome:
     """As the module says."""
     inputs = context.inputs(case)
-    where = {name: np.argwhere(~np.isfinite(getattr(inputs, name).astype(np.float32))) for name in TENSORS}
+    where = {name: np.argwhere(~(np.abs(getattr(inputs, name).astype(np.float32)) < HUGE)) for name in TENSORS}
     name = next(n for n in TENSORS if len(where[n]))
     token, head, channel = (int(i) for i in where[name][0])
     value = float(getattr(inputs, name)[token, head, channel])

@@ -67,9 +67,9 @@ def bits(level: int, case: str, recipe: str = "mxfp8", profile: str = "ideal") -
     return Kill(level, case, {1: "bytes", 2: "forward", 3: "backward"}[level], recipe, profile)
 
 
-def promise(case: str, name: str, recipe: str = "mxfp8") -> Kill:
+def promise(case: str, name: str, recipe: str = "mxfp8", profile: str = "ideal") -> Kill:
     """A check of level 4."""
-    return Kill(4, case, name, recipe)
+    return Kill(4, case, name, recipe, profile)
 
 
 def accuracy(case: str, recipe: str = "mxfp8") -> Kill:

@@ -16,7 +16,7 @@ from flamia.reference.recipes import Recipe
 
 PROMISES = {
     "leak": "tokens after t move no bit of out and LSE up to t (finite values)",
-    "containment": "a NaN or Inf in a token reaches exactly the rows that attend to it",
+    "containment": "a NaN or Inf in a token reaches exactly the rows that attend to it, a huge number no others",
     "pack": "a document's bits do not depend on its neighbours, its offset or padding",
     "suffix": "with dO = 0 after t, gradients up to t do not depend on what follows t",
     "prefix": "a document cut after t gives the bits of its first t tokens, forward and (dO = 0 after t) backward",

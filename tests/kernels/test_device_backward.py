@@ -61,6 +61,7 @@ class Case:
 
 SEVERAL = (300, 64, 1, 128, 33, 257)
 NAN = float("nan")
+LARGEST = 255 / 128 * 2.0**127  # bfloat16's, which E4M3 rounds up to 2^128
 CASES = (
     Case("one_tile", (128,)),
     Case("half_tile", (40,)),
@@ -99,6 +100,16 @@ CASES = (
     Case("lost_value", SEVERAL, heads=(2, 1), specials={"v": [(131, NAN)]}),
     Case("lost_gradient", SEVERAL, heads=(2, 1), specials={"o": [(77, NAN), (500, float("inf"))]}),
     Case("lost_full", SEVERAL, causal=False, specials={"k": [(5, NAN)], "o": [(400, NAN)]}),
+    Case(
+        "saturated",
+        (200,),
+        specials={
+            "q": [((150, 0, 1), LARGEST), ((slice(None), 0, 2), 0.0), (0, 0.0)],
+            "k": [((30, 0, 2), -LARGEST), ((slice(None), 0, 1), 0.0)],
+            "v": [((20, 0, 3), LARGEST), ((slice(None), 0, 4), 0.0)],
+            "o": [((0, 0, 4), -LARGEST), ((slice(None), 0, 3), 0.0)],
+        },
+    ),
     Case("zero_tokens", SEVERAL, specials={"q": [(9, 0.0)], "k": [(300, 0.0)], "v": [(slice(0, 300), 0.0)]}),
 )
 

@@ -19,6 +19,7 @@ class Case:
 
     :param spread: tokens are multiplied by powers of two with exponents from this range.
     :param lost: tokens of q, k and v each that get a NaN or an infinity.
+    :param largest: elements of v that are bfloat16's largest number.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Case:
     spread: tuple[int, int] = (0, 0)
     lost: int = 0
     zeros: int = 0
+    largest: int = 0
 
     def draw(self):
         """q, k, v and cu_seqlens; 7 rows of padding, which hold NaN."""
@@ -46,6 +48,7 @@ class Case:
             x[rng.integers(0, len(x), self.zeros)] = 0
             x[int(cu[-1]) :] = np.nan
             found.append(x.astype(bfloat16 if self.dtype == "bfloat16" else self.dtype))
+        found[2][rng.integers(0, int(cu[-1]), self.largest), 0, 3] = 255 / 128 * 2.0**127
         return (*found, cu)
 
 
@@ -62,6 +65,7 @@ CASES = (
     Case("large_scores", spread=(2, 3), lengths=(700,)),
     Case("extreme", spread=(-120, 100), zeros=5, lengths=(300, 200)),
     Case("extreme_full", spread=(-120, 100), zeros=5, lengths=(300, 200), causal=False, dim=64),
+    Case("saturated", largest=5, lengths=(300, 40)),
     Case("no_scale", scale=0.0, lengths=(150,), dim=64),
     Case("tiny_scale", scale=2.0**-100, lengths=(150,), dim=64),
     Case("many_tiles", lengths=(1500,)),

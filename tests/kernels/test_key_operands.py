@@ -7,16 +7,18 @@ from ml_dtypes import bfloat16
 from flamia.kernels import targets
 from flamia.reference import formats, layout, scaling
 from flamia.reference.documents import TILE
+from flamia.reference.operands import BFLOAT16_LARGEST
 
 LENGTHS = (40, 0, 300)
 HEADS, DIM = 2, 64
 
 
 def draw(rng):
-    """Tokens of very different magnitudes; a lost one, one of zeros, and padding rows that hold NaN."""
+    """Tokens of very different magnitudes; a lost one, one of zeros, the largest, and padding rows that hold NaN."""
     x = rng.standard_normal((sum(LENGTHS) + 3, HEADS, DIM), np.float32)
     x *= np.exp2(rng.integers(-9, 9, x.shape[:2]))[..., None].astype(np.float32)
     x[17, 0, 5], x[150, 1], x[sum(LENGTHS) :] = np.inf, 0, np.nan
+    x[60, 1, 3:5] = BFLOAT16_LARGEST, -BFLOAT16_LARGEST
     return x.astype(bfloat16)
 
 
@@ -74,7 +76,7 @@ def test_factors(written, causal):
         first = np.where(lost.any(axis=-1), lost.argmax(axis=-1), TILE)
         np.testing.assert_array_equal(words[..., column], first)
     np.testing.assert_array_equal(got[..., TILE + 2], np.nanmax(expected, axis=-1))
-    np.testing.assert_array_equal(words[..., 3], 0)
+    np.testing.assert_array_equal(words[..., 3], (np.abs(expected) > 60).any(axis=-1))
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -83,8 +85,9 @@ def test_decoded_values(written, causal):
     quantized = scaling.quantize_tokens(v, cu, 1)
     codes, lost = formats.decode(quantized.payload, formats.E4M3), quantized.scale == 255
     exponent = np.where(lost, 0, scaling.exponent_of(quantized.scale)).astype(np.float32)
-    expected = wide_tiles(np.where(lost[..., None], 0, codes * np.exp2(exponent)[..., None]), cu)
-    assert lost.any()
+    values = np.where(lost[..., None], 0, codes.astype(np.float64) * np.exp2(exponent)[..., None])
+    assert lost.any() and values.max() == 2.0**128 and values.min() == -(2.0**128)
+    expected = wide_tiles(np.clip(values, -BFLOAT16_LARGEST, BFLOAT16_LARGEST).astype(np.float32), cu)
     np.testing.assert_array_equal(found[causal].v.numpy()[:, : expected.shape[1]], expected)
 
 

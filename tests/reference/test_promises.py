@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import pairwise
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -131,6 +132,32 @@ def test_a_nan_token_stays_with_those_who_see_it(recipe: str, profile: str, role
     reached = past | present | (future if role in ("k", "v") else none)
     assert (lost(grads.dk)[:, 0] == reached).all()
     assert (lost(grads.dv)[:, 0] == (none if role == "v" else reached)).all()
+
+
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+@pytest.mark.parametrize(("recipe", "profile"), [(r, p) for r in SAFE for p in PROFILES])
+@pytest.mark.parametrize("role", ["q", "k", "v", "dout"])
+def test_the_largest_numbers_stay_with_those_who_see_them(recipe: str, profile: str, role: str, dtype: type) -> None:
+    """Rows and keys that do not see the token stay finite, and keep their bits past its 32 rows of dO / l."""
+    length, token = 70, 0 if role == "dout" else 37
+    inputs = random_inputs(3, length, 1, 1, dtype=dtype)
+    inputs[0][0] = 0  # the first row sees itself alone, with the row sum 1
+    index = "q k v dout".split().index(role)
+    inputs[(1, 0, 3, 2)[index]][..., 5:7] = 0  # what the large channels are multiplied with
+    ordinary, expected = run(inputs, [0, length], recipe=recipe, profile=profile)
+    largest = float(np.finfo(np.float32).max if dtype is np.float32 else ml_dtypes.finfo(BF16).max)
+    inputs[index][token, 0, 5:7] = largest, -largest
+    forward, grads = run(inputs, [0, length], recipe=recipe, profile=profile)
+    block, end = token // 32 * 32, token // 32 * 32 + 32
+    unmoved = {"out": (forward.out[:token], ordinary.out[:token])}
+    if role in ("q", "dout"):
+        unseeing = [grads.dq[:token], grads.dq[token + 1 :], grads.dk[token + 1 :], grads.dv[token + 1 :]]
+        unmoved |= {name: (getattr(grads, name)[end:], getattr(expected, name)[end:]) for name in ("dq", "dk", "dv")}
+    else:
+        unseeing = [grads.dq[:token]]
+        unmoved["dq"] = grads.dq[:block], expected.dq[:block]
+    assert all(np.isfinite(x.astype(np.float32)).all() for x in unseeing)
+    assert_bitwise_equal(**unmoved)
 
 
 @pytest.mark.parametrize(("recipe", "profile"), COMBINATIONS)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from flamia.conformance.calls import TENSORS
 from flamia.conformance.self_test.copies import Edit
-from flamia.conformance.self_test.fault import Fault, bits
+from flamia.conformance.self_test.fault import Fault, bits, promise
 
 FAULTS = (
     Fault(
@@ -44,6 +45,16 @@ FAULTS = (
                 'WGMMA_E4M3 = MmaStep("wgmma e4m3", 32, 13, 24,',
             ),
         ),
+    ),
+    Fault(
+        "largest-number-decodes-to-infinity",
+        "Hopper decodes a payload and its scale to bfloat16 without saturation: 2^128 is Inf, and 0 x Inf is NaN.",
+        kills=(
+            promise("leak/largest_in_v", "leak", profile="hopper"),
+            *(promise(f"leak/largest_in_{name}", "containment", profile="hopper") for name in TENSORS),
+        ),
+        edits=(Edit("operands", "np.clip(found, -BFLOAT16_LARGEST, BFLOAT16_LARGEST, out=found)", "found"),),
+        bug_class="unsaturated-cast",
     ),
     Fault(
         "accumulator-rounds-to-nearest",
