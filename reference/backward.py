@@ -8,9 +8,9 @@ ideal profile). A row is
 
 * *inactive* if its dO, or the quantized dO', is all zero: it contributes nothing to any gradient (P and dS are zero by
   selection). So a suffix with dO = 0 cannot move the scale of a tile that it shares with the prefix;
-* *lost* if it is not inactive and its dO' or l is not finite: its payload is zero and the block's scale comes from the
-  other rows; P and dS of the row are NaN where it sees a key, so exactly dQ_i and dK_j, dV_j of the keys it sees
-  become NaN.
+* *lost* if it is not inactive and its dO' (in bfloat16, if that is its operand) or l is not finite: its payload is zero
+  and the block's scale comes from the other rows; P and dS of the row are NaN where it sees a key, so exactly dQ_i and
+  dK_j, dV_j of the keys it sees become NaN.
 
 Per 128x128 tile, with the S bits of the forward, ``[keys, queries]``:
 
@@ -88,6 +88,8 @@ def row_pass(dout: NDArray[Any], f: Forward) -> RowPass:
     zero = ~given.any(axis=-1)
     with np.errstate(all="ignore"):
         rows = given * (F32(1) / f.l.T)[..., None] if r.normalize == "dout" else given
+        if r.dout_channels is Scaling.NONE:
+            rows = rows.astype(bfloat16).astype(F32)  # which may overflow
         bad = ~np.isfinite(rows).all(axis=-1) | np.isnan(f.l.T)
         rows = np.where((bad | zero)[..., None], F32(0), rows)
         quantized = prepare(rows, f.cu_seqlens, r.dout_channels, r)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flamia.reference import RECIPES, attention_forward
+from flamia.reference import RECIPES, attention_backward, attention_forward
 from tests.reference.cases import BF16, LENGTHS, assert_bitwise_equal, boundaries, first_difference, random_inputs, run
 
 PROFILES = ("ideal", "blackwell", "hopper")
@@ -135,7 +135,7 @@ def test_a_nan_token_stays_with_those_who_see_it(recipe: str, profile: str, role
 
 
 @pytest.mark.parametrize("dtype", [BF16, np.float32])
-@pytest.mark.parametrize(("recipe", "profile"), [(r, p) for r in SAFE for p in PROFILES])
+@pytest.mark.parametrize(("recipe", "profile"), COMBINATIONS)
 @pytest.mark.parametrize("role", ["q", "k", "v", "dout"])
 def test_the_largest_numbers_stay_with_those_who_see_them(recipe: str, profile: str, role: str, dtype: type) -> None:
     """Rows and keys that do not see the token stay finite, and keep their bits past its 32 rows of dO / l."""
@@ -158,6 +158,17 @@ def test_the_largest_numbers_stay_with_those_who_see_them(recipe: str, profile: 
         unmoved["dq"] = grads.dq[:block], expected.dq[:block]
     assert all(np.isfinite(x.astype(np.float32)).all() for x in unseeing)
     assert_bitwise_equal(**unmoved)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_gradient_that_overflows_bfloat16_stays_with_those_who_see_it(profile: str) -> None:
+    """NaN containment where dO' is finite in FP32, and its operand is not."""
+    q, k, v, dout = (x.astype(np.float32) for x in random_inputs(11, 12, 1, 1))
+    dout[5, 0, 3] = 3.4e38
+    f = attention_forward(q, k, v, [0, 12], recipe="bf16", profile=profile)
+    g = attention_backward(dout, dataclasses.replace(f, l=np.ones_like(f.l)))
+    lost = [np.flatnonzero(np.isnan(x).any(axis=(1, 2))).tolist() for x in (g.dq, g.dk, g.dv)]
+    assert lost == [[5], list(range(6)), list(range(6))]
 
 
 @pytest.mark.parametrize(("recipe", "profile"), COMBINATIONS)
