@@ -8,7 +8,6 @@ as a bound of memory allows. Nothing waits for the device, every shape follows f
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +46,9 @@ READ = {name: ("payload", "exponents") for name in ("q", "k", "v")}
 USUAL_CONSTANTS = (2.0**-20, 2.0**4)
 """Softmax scales, and the constants made from them, outside of this range make every tile a slow one."""
 
+WIDENS_BELOW = 1024
+"""Tokens per document from which on copies of q and dO' in memory pay: Note [Widening] of ``hopper/backward.cuh``."""
+
 
 @dataclass(frozen=True)
 class HopperGradients:
@@ -59,10 +61,13 @@ class HopperGradients:
 
 @dataclass(frozen=True)
 class WideOperands:
-    """Values in bfloat16 tiles, uint8 ``(Hq, max_tiles, 256 D)``, of q and dO'; zeros for lost tokens."""
+    """Values in bfloat16 tiles, uint8 ``(Hq, max_tiles, 256 D)``, of q and dO'; zeros for lost tokens.
 
-    q: Any
-    dout: Any
+    None, both, where the kernel widens in shared memory: Note [Widening] of ``hopper/backward.cuh``.
+    """
+
+    q: Any = None
+    dout: Any = None
 
 
 def attention_backward(
@@ -75,6 +80,7 @@ def attention_backward(
     softmax_scale: float,
     *,
     stored_bytes: int = STORED_BYTES,
+    widens: bool | None = None,
 ) -> HopperGradients:
     """Gradients of attention for the recipe MXFP8.
 
@@ -85,6 +91,8 @@ def attention_backward(
     :param softmax_scale: the forward's, finite and >= 0.
     :param stored_bytes: bound of the memory for tiles of X, two bytes per query, key and head: Note [Bounded X] of
         `flamia.kernels.stored`. One KV head with its query heads is the least, and is taken even if it does not fit.
+    :param widens: for tests and measurements, which of two ways q and dO' become bfloat16 in, on which no bit depends;
+        None for `prefers_widening`.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch
@@ -97,12 +105,19 @@ def attention_backward(
     kv_shape = (out.shape[0], schedule.num_kv_heads, dim)
     dq = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     dk, dv = (torch.empty(kv_shape, dtype=out.dtype, device=out.device) for _ in range(2))
+    widens = prefers_widening(schedule) if widens is None else widens
     shape = (schedule.num_q_heads, schedule.max_tiles, 2 * TILE * dim)
-    wide = WideOperands(*(torch.empty(shape, dtype=torch.uint8, device=out.device) for _ in range(2)))
+    wide = WideOperands(*(torch.empty(shape, dtype=torch.uint8, device=out.device) for _ in range(0 if widens else 2)))
     rows = row_pass(dout, out, l, m, schedule, gradients=(dq, dk, dv), wide=wide.dout)
     gradients = HopperGradients(dq, dk, dv)
     launch_backward(inputs, rows, wide, schedule, softmax_scale, gradients, stored_bytes)
     return gradients
+
+
+def prefers_widening(schedule: DeviceSchedule) -> bool:
+    """Whether documents are so short that q and dO' are better widened in shared memory; no bit depends on it."""
+    documents = int(schedule.tile_offsets.shape[0]) - 1
+    return schedule.num_tokens < WIDENS_BELOW * documents
 
 
 def count_multiprocessors(device: Any) -> int:
@@ -122,7 +137,7 @@ def launch_backward(
     stored_bytes: int,
 ) -> None:
     """The kernels: what they share of q and k; then for each chunk of heads dK and dV, and dQ."""
-    device, dim, kv_heads = out.dq.device, out.dq.shape[2], schedule.num_kv_heads
+    device, dim, kv_heads, widens = out.dq.device, out.dq.shape[2], schedule.num_kv_heads, int(wide.q is None)
     chunks = divide_heads(schedule, stored_bytes, X_BYTES)
     heads = max(1, chunks.heads)
     memory = _make_workspace(schedule, dim, heads * chunks.pairs, device)
@@ -130,15 +145,14 @@ def launch_backward(
     fields |= {name: pointer(x) for name, x in memory.items()} | {"pairs": chunks.pairs}
     params = structs.fill(structs.HOPPER_BACKWARD, fields)
     units = schedule.max_tiles * (schedule.num_q_heads + kv_heads)
-    launch(HOPPER_BACKWARD_OPERANDS.unit(dim=dim), "backward_operands", params, device, at_most=units)
+    launch(HOPPER_BACKWARD_OPERANDS.unit(dim=dim, widens=widens), "backward_operands", params, device, at_most=units)
     element = ELEMENTS[str(out.dq.dtype)]
     ticket = pointer(schedule.status) + 4 * TICKETS
     gradients = {"first": tokens_struct(out.dk), "second": tokens_struct(out.dv)}
     keys = gradients | {"items": pointer(schedule.backward), "ticket": ticket + 8}
     queries = {"first": tokens_struct(out.dq), "items": pointer(schedule.forward), "ticket": ticket + 16}
-    keys_unit, dq_unit = (
-        kernel.unit(element=element, dim=dim) for kernel in (HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ)
-    )
+    keys_unit = HOPPER_BACKWARD_KEYS.unit(element=element, dim=dim, widens=widens)
+    dq_unit = HOPPER_BACKWARD_DQ.unit(element=element, dim=dim)
     for first in range(0, kv_heads, heads):
         chunk = {"first_head": first, "last_head": min(first + heads, kv_heads)}
         params = structs.fill(structs.HOPPER_BACKWARD, fields | keys | chunk)
@@ -199,5 +213,5 @@ def _fields(
         "causal": schedule.causal,
         "c": c,
         "softmax_scale": softmax_scale,
-        "fast_exponent": 0.0 if usual else -math.inf,  # the kernels ask no more than whether it is finite
+        "c_usual": usual,
     }

@@ -271,13 +271,15 @@ HOPPER_FORWARD = Kernel(
     seconds=2.0,
 )
 
+WIDENS = Parameter("WIDENS", "widens", (0, 1))  # Note [Widening] of hopper/backward.cuh
+
 HOPPER_BACKWARD_OPERANDS = Kernel(
     name="hopper_backward_operands",
-    summary="attention backward on Hopper: q as bfloat16 tiles, and what a step needs of its rows beside",
+    summary="attention backward on Hopper: what a step needs of its rows beside, and q as bfloat16 tiles",
     source="hopper/backward_operands.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
-    entries=(Entry("backward_operands", threads=(256,), max_registers=64),),
-    parameters=(HOPPER_DIM,),
+    entries=(Entry("backward_operands", threads=(128, 256), max_registers=64),),
+    parameters=(HOPPER_DIM, WIDENS),
     targets=(SM_90A,),
 )
 
@@ -287,7 +289,7 @@ HOPPER_BACKWARD_KEYS = Kernel(
     source="hopper/backward_keys.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
     entries=(Entry("backward_keys", threads=(384,), max_registers=168),),
-    parameters=(ELEMENT, HOPPER_DIM),
+    parameters=(ELEMENT, HOPPER_DIM, WIDENS),
     targets=(SM_90A,),
     seconds=1.0,
 )

@@ -225,7 +225,7 @@ HOPPER_BACKWARD = np.dtype(
         ("causal", COUNT),
         ("c", REAL),
         ("softmax_scale", REAL),
-        ("fast_exponent", REAL),
+        ("c_usual", COUNT),
         ("kv_heads", COUNT),
         ("x", POINTER),
         ("pairs", STRIDE),

@@ -50,7 +50,9 @@ def attend_on_hopper(cu: torch.Tensor, tokens: int) -> None:
             got = hopper.attention_forward(q, k, v, cu, causal=causal)
             inputs = got.inputs
             assert isinstance(inputs, quantize.QuantizedInputs)
-            hopper_backward.attention_backward(dout, got.out, got.m, got.l, inputs, got.schedule, dim**-0.5)
+            for widens in (False, True):
+                saved = (dout, got.out, got.m, got.l, inputs, got.schedule)
+                hopper_backward.attention_backward(*saved, dim**-0.5, widens=widens)
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ import pytest
 from flamia.kernels import disassembly, registry, targets
 from flamia.kernels.build import build, read_report
 
-KERNELS = (registry.HOPPER_BACKWARD_KEYS, registry.HOPPER_BACKWARD_DQ)
-UNITS = [k.unit(element="bf16", dim=d) for k in KERNELS for d in (64, 128)]
+UNITS = [
+    *(registry.HOPPER_BACKWARD_KEYS.unit(element="bf16", dim=d, widens=w) for d in (64, 128) for w in (0, 1)),
+    *(registry.HOPPER_BACKWARD_DQ.unit(element="bf16", dim=d) for d in (64, 128)),
+]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda u: u.name)

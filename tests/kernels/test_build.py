@@ -227,13 +227,9 @@ def test_every_source_is_a_kernel_or_included_by_one():
     assert used == present
 
 
-BESIDE_ITS_USE = ("hopper/backward.cuh",)
-"""Two wrappers, certified where they are."""
-
-
 def test_inline_ptx_is_in_one_file_only():
     for path in registry.SOURCES.rglob("*.cu*"):
-        if path.name != "ptx.cuh" and path.relative_to(registry.SOURCES).as_posix() not in BESIDE_ITS_USE:
+        if path.name != "ptx.cuh":
             assert not re.search(r"\basm\b", path.read_text()), path
 
 

@@ -91,6 +91,7 @@ CASES = (
     Case("zero_suffix", (256,), specials={"o": [(slice(70, 256), 0.0)]}),
     Case("rough", SEVERAL, heads=(2, 1), rough=6),
     Case("tiny_gradients", SEVERAL, size=(1.0, 1.0, 1.0, 2.0**-110), dtype="float32"),
+    Case("large_gradients", SEVERAL, size=(1.0, 1.0, 1.0, 2.0**20), dtype="float32"),
     Case("tiny_values", SEVERAL, size=(1.0, 1.0, 2.0**-120, 1.0), dtype="float32"),
     Case("huge_scores", SEVERAL, size=(2.0**9, 2.0**9, 1.0, 1.0)),
     Case("wide", SEVERAL, rough=60, dtype="float32"),
@@ -144,8 +145,8 @@ def first_difference(name, got, want):
     return f"{name}{where}: {got[where]!r} where {want[where]!r} is right; {different.sum()} of {different.size} differ"
 
 
-def differences(case, device, to_numpy):
-    """What differs from the reference in a case, as text."""
+def differences(case, device, to_numpy, ways=(False, True)):
+    """What differs from the reference in a case, as text; ``ways``: values of ``widens``."""
     q, k, v, dout, cu = case.draw()
     with np.errstate(all="ignore"):
         f = attention_forward(q, k, v, cu, causal=case.causal, softmax_scale=case.scale, profile="hopper")
@@ -153,10 +154,15 @@ def differences(case, device, to_numpy):
     plan = schedule.build_schedule(upload(cu, device), q.shape[0], *case.heads, case.causal, max_seqlen=case.longest)
     q, k, v = (upload(x, device) for x in (q, k, v))
     inputs = quantize.quantize_qkv(q, k, v, plan, keys=key_operands(v, plan, "mxfp8"))
-    saved = (upload(x, device) for x in (dout, f.out, f.m, f.l))
-    got = hopper_backward.attention_backward(*saved, inputs, plan, f.softmax_scale, stored_bytes=case.stored_bytes)
-    pairs = [(n, to_numpy(getattr(got, n)), getattr(want, n)) for n in ("dv", "dk", "dq")]
-    return [x for x in (first_difference(*pair) for pair in pairs) if x]
+    saved = [upload(x, device) for x in (dout, f.out, f.m, f.l)]
+    found = []
+    for widens in ways:
+        options = {"stored_bytes": case.stored_bytes, "widens": widens}
+        got = hopper_backward.attention_backward(*saved, inputs, plan, f.softmax_scale, **options)
+        for n in ("dv", "dk", "dq"):
+            name = f"{n} with widens={widens}"
+            found.append(first_difference(name, to_numpy(getattr(got, n)), getattr(want, n)))
+    return [x for x in found if x]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)

@@ -110,7 +110,7 @@ def test_launches_of_each_chunk(made, launched):
     """Two kernels for every chunk, after two that all share; X of a chunk begins where the buffer does."""
     differentiate(made["usual"], stored_bytes=0)
     assert [entry for entry, _ in launched] == [
-        "row_pass_wide",
+        "row_pass",
         "backward_operands",
         *["backward_keys", "backward_dq"] * 2,
     ]
@@ -122,6 +122,29 @@ def test_launches_of_each_chunk(made, launched):
     assert [entry for entry, _ in launched[2:]] == ["backward_keys", "backward_dq"]
     tickets = [int(p["ticket"][0]) for _, p in launched[2:]]
     assert len(set(tickets)) == 2, "each kernel counts what it has taken in a place of its own"
+
+
+@pytest.mark.parametrize("widens", [False, True])
+def test_copies_of_q_and_dout_are_made_in_memory_or_not_at_all(made, launched, widens):
+    differentiate(made["usual"], widens=widens)
+    (row_pass, rows), *others = launched
+    assert row_pass == ("row_pass" if widens else "row_pass_wide")
+    pointers = [int(rows["wide"][0])] + [int(p[name][0]) for _, p in others for name in ("q_wide", "dout_wide")]
+    assert not any(pointers) if widens else all(pointers)
+
+
+def test_short_documents_are_widened_in_shared_memory(made):
+    """By the tokens per document alone, which need not wait for the device."""
+    bound = hopper_backward.WIDENS_BELOW
+
+    def prefers(tokens, documents):
+        offsets = torch.zeros(documents + 1, dtype=torch.int32)
+        return hopper_backward.prefers_widening(
+            replace(made["usual"].schedule, num_tokens=tokens, tile_offsets=offsets),
+        )
+
+    assert prefers(2 * bound - 1, 2) and not prefers(2 * bound, 2)
+    assert prefers(bound, 2) and not prefers(bound, 1) and not prefers(5, 0)
 
 
 REFUSED = {

@@ -10,6 +10,14 @@
 //
 // A CTA has two consumer warpgroups of 64 rows each, and one more of which one warp takes items and starts copies.
 //
+// Note [Widening]
+// ~~~~~~~~~~~~~~~
+// Products over channels read q and dO' as E4M3, those over tokens as bfloat16. The wide copies are made in one of two
+// ways, with the same bits. Without WIDENS `row_pass_wide` and `backward_operands` write them to memory, and a step
+// fetches both kinds: best for long documents, whose steps read them again and again from L2. With WIDENS the other three
+// warps of the third warpgroup make them in shared memory from the codes: a third of the bytes, and no copies in memory,
+// for instructions beside those of the consumers. The host chooses, by the tokens per document.
+//
 // Note [Fast steps]
 // ~~~~~~~~~~~~~~~~~
 // Powers of two commute with rounding as long as nothing leaves the normal numbers. A step whose scales and tops are
@@ -34,7 +42,7 @@ struct BackwardParams {
   const uint8_t* k;      // (kv_heads, ...)
   const uint8_t* v;
   const uint8_t* dout;   // (q_heads, ...)
-  uint8_t* q_wide;           // (q_heads, max_tiles, 256 D), values in bfloat16, 0 for a lost token
+  uint8_t* q_wide;           // (q_heads, max_tiles, 256 D), values in bfloat16, 0 for a lost token; null: Note [Widening]
   const uint8_t* dout_wide;  // (q_heads, ...)
   const float* q_exponents;  // (q_heads, max_tiles, 128), Note [Folded exponents]
   const float* k_exponents;
@@ -58,7 +66,7 @@ struct BackwardParams {
   int32_t causal;
   float c;  // fl(softmax_scale log2 e)
   float softmax_scale;
-  float fast_exponent;  // -inf if c is unusual, which makes every step a slow one
+  int32_t c_usual;  // 0 makes every step a slow one
   int32_t kv_heads;
   uint8_t* x;     // (heads of the launch, pairs, 32768), bfloat16: Note [Stored X]
   int64_t pairs;  // of a query head in `x`
@@ -88,7 +96,7 @@ constexpr int F = 3;  // fraction bits of P and X
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(formats::EXPONENT); }
 
-enum Flag : uint32_t { SLOW = 1, DIAGONAL = 2, ENDS = 4 };
+enum Flag : uint32_t { SLOW = 1, DIAGONAL = 2, ENDS = 4, STOPS = 8 };
 
 // ---- work ------------------------------------------------------------------------------------------------------
 
@@ -130,7 +138,8 @@ struct Step {
   uint8_t* x;     // where this half of the pair lies: Note [Stored X]
   int32_t tile;
   int32_t half;   // of the tile
-  uint32_t bits;  // DIAGONAL: queries and keys of one tile, and causal; ENDS: the last step for the owner and a query head
+  uint32_t bits;  // DIAGONAL: queries and keys of one tile, and causal; ENDS: the last step for the owner and a query head;
+                  // STOPS: no step, and no more work
   uint32_t unused;
 };
 
@@ -171,13 +180,12 @@ __device__ __forceinline__ bool check_row(float top, float delta) {
 // As low as a score need be to be hidden: c 2^eQ times it is below -2^21 in a fast step.
 constexpr float HIDDEN_SCORE = -0x1p120f;
 
-// `wait` as one instruction to the compiler, which must not see a branch where products are under way.
-__device__ __forceinline__ void wait_in_place(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n\t.reg .pred p;\nTRY:\n\t"
-      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@!p bra TRY;\n\t}" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
+// ---- barriers --------------------------------------------------------------------------------------------------
+
+template <int N>
+__device__ __forceinline__ void init_barriers(uint64_t (&barriers)[N], uint32_t arrivals) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) ptx::mbarrier_init(ptx::shared_address(&barriers[i]), arrivals);
 }
 
 // ---- operands --------------------------------------------------------------------------------------------------
@@ -219,19 +227,17 @@ __device__ __forceinline__ void keep_all(T (&x)[N]) {
   for (int i = 0; i < N; ++i) ptx::keep(x[i]);
 }
 
-// The same numbers in other registers: those of an A operand must not be read while a wgmma does. The assembler, which
-// knows that it may, makes no copy.
+// The same numbers in other registers: those of an A operand must not be read while a wgmma does.
 template <int FROM, int TO, int N>
 __device__ __forceinline__ void copy_all(uint32_t (&to)[N], const uint32_t (&from)[N]) {
 #pragma unroll
-  for (int i = FROM; i < TO; ++i) asm volatile("mov.b32 %0, %1;" : "=r"(to[i]) : "r"(from[i]));
+  for (int i = FROM; i < TO; ++i) to[i] = ptx::mov_b32(from[i]);
 }
 
-// Whatever these registers hold is of no use: the compiler takes a wgmma that starts from zero for one that adds.
 template <int N>
 __device__ __forceinline__ void forget_all(float (&x)[N]) {
 #pragma unroll
-  for (int i = 0; i < N; ++i) asm volatile("" : "=f"(x[i]));
+  for (int i = 0; i < N; ++i) ptx::forget(x[i]);
 }
 
 // Start to copy 64 rows of a tile.

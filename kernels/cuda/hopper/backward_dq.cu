@@ -18,6 +18,7 @@
 // as E4M3, and three more warps make bfloat16 of it: half of the bytes, and no copy of K in memory.
 #include "common/pairs.cuh"
 #include "hopper/backward_rows.cuh"
+#include "hopper/backward_wide.cuh"
 
 using namespace backward;
 
@@ -142,35 +143,14 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
 
 // ---- keys to bfloat16 ------------------------------------------------------------------------------------------
 
-// Two codes, at bytes `which` of the word, as bfloat16 numbers 2^120 times smaller: Note [Shifted codes].
-//
-// Note [Shifted codes]
-// ~~~~~~~~~~~~~~~~~~~~
-// E4M3 and bfloat16 differ in the bias of the exponent, by 120, and in how many bits they have: a code whose magnitude is
-// shifted by four bits is the number times 2^-120, subnormals included. NaN would be a finite number; here only the codes
-// of lost tokens may be NaN, and zeros take their place.
-__device__ __forceinline__ uint32_t shift_codes(uint32_t codes, uint32_t which) {
-  const uint32_t upper = ptx::prmt(codes, 0, which);
-  return upper >> 4 & 0x07F007F0u | upper & 0x80008000u;
-}
-
 // 16 codes times 2^exponent, to their place in a wide tile; zeros for a lost token.
 __device__ __forceinline__ void store_piece(Stage& stage, int row, int piece, const uint4& codes, float exponent) {
-  const bool found = exponent == exponent;
-  const uint32_t word[4] = {found ? codes.x : 0, found ? codes.y : 0, found ? codes.z : 0, found ? codes.w : 0};
-  constexpr uint32_t UP = (120 + 127) << 7;
-  const uint32_t power = __float_as_uint(exp2_scale(found ? exponent : 0.0f)) >> 16;
-  uint32_t pair[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {  // the first product is exact
-    const uint32_t shifted = shift_codes(word[i / 2], i % 2 == 0 ? 0x1404 : 0x3424);
-    pair[i] = ptx::mul_rn_bf16x2(ptx::mul_rn_bf16x2(shifted, UP | UP << 16), power | power << 16);
-  }
+  const uint32_t power = pair_exp2<false>(exponent);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int chunk = 2 * (piece % 4) + half;
     uint4* const to = reinterpret_cast<uint4*>(stage.wide + piece / 4 * STEP_PANEL + row * 128 + 16 * (chunk ^ row % 8));
-    *to = make_uint4(pair[4 * half], pair[4 * half + 1], pair[4 * half + 2], pair[4 * half + 3]);
+    *to = half == 0 ? widen_piece<false>(codes.x, codes.y, power) : widen_piece<false>(codes.z, codes.w, power);
   }
 }
 
@@ -272,11 +252,9 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) backward_dq(const _
   extern __shared__ __align__(1024) uint8_t raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < STAGES; ++i) {
-      ptx::mbarrier_init(ptx::shared_address(&s.full[i]), 1);
-      ptx::mbarrier_init(ptx::shared_address(&s.widened[i]), KEY_WARPS);
-      ptx::mbarrier_init(ptx::shared_address(&s.empty[i]), QUERY_WARPS);
-    }
+    init_barriers(s.full, 1);
+    init_barriers(s.widened, KEY_WARPS);
+    init_barriers(s.empty, QUERY_WARPS);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

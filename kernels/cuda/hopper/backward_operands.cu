@@ -1,11 +1,12 @@
-// What the backward needs of a tile of queries or keys beside what is saved: Note [Columns]; of queries their values in
-// bfloat16 too, Note [Wide tile].
+// What the backward needs of a tile of queries or keys beside what is saved: Note [Columns]; without WIDENS, of queries
+// their values in bfloat16 too, Note [Wide tile].
 #include "hopper/backward.cuh"
 #include "quantize/wide.cuh"
 
 using namespace backward;
 
-constexpr int PER_TILE = 256;  // threads
+constexpr bool WIDENING = WIDENS;  // Note [Widening]
+constexpr int PER_TILE = WIDENING ? TILE : 256;  // threads
 constexpr int PIECES = D / 8;  // of 8 codes in a row
 constexpr int ROWS = PER_TILE / PIECES, PARTS = TILE / ROWS;
 static_assert(STEP % ROWS == 0, "the rows of a part are of one half");
@@ -24,7 +25,7 @@ struct Codes {
       codes[i] = ptx::ld_global_nc_v2(tile + layout::payload_offset<D>(row(i), threadIdx.x % PIECES * 8));
     }
   }
-  // The values, given the exponents of the 128 tokens; zeros for a lost token, whose codes may be NaN.
+  // The values, saturated, given the exponents of the 128 tokens; zeros for a lost token, whose codes may be NaN.
   __device__ __forceinline__ void store(uint8_t* tile, const float* exponents) const {
 #pragma unroll
     for (int i = 0; i < PARTS; ++i) {
@@ -34,7 +35,7 @@ struct Codes {
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         const float2 x = formats::decode_e4m3x2((j < 2 ? codes[i].x : codes[i].y) >> 16 * (j % 2) & 0xFFFF);
-        pair[j] = e == e ? ptx::cvt_rn_bf16x2_f32(__fmul_rn(x.y, factor), __fmul_rn(x.x, factor)) : 0;
+        pair[j] = e == e ? ptx::cvt_rn_satfinite_bf16x2_f32(__fmul_rn(x.y, factor), __fmul_rn(x.x, factor)) : 0;
       }
       ptx::st_global_v4(tile + layout::payload_offset<2 * D>(row(i), threadIdx.x % PIECES * 16),
                         make_uint4(pair[0], pair[1], pair[2], pair[3]));
@@ -58,7 +59,7 @@ __device__ __forceinline__ void write_query(const BackwardParams& p, int64_t slo
   reinterpret_cast<float*>(to.delta)[row % STEP] = -delta;
   // Without an active row, dO of the block is zero, and its byte does not matter.
   const bool usual = check_exponent(e) && (!active || (check_row(top, delta) && check_dout(byte)));
-  const uint32_t flags = flags_of(usual && p.fast_exponent > -infinity());
+  const uint32_t flags = flags_of(usual && p.c_usual);
   if (row % 32 == 0) {
     to.factor[row / 32 % 2] = formats::decode_e8m0(byte);
     to.flags[row / 32 % 2] = flags;
@@ -76,7 +77,8 @@ __device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot,
   }
 }
 
-extern "C" __global__ void __launch_bounds__(PER_TILE, 4) backward_operands(const __grid_constant__ BackwardParams p) {
+extern "C" __global__ void __launch_bounds__(PER_TILE, 1024 / PER_TILE)
+    backward_operands(const __grid_constant__ BackwardParams p) {
   const uint32_t q_heads = p.kv_heads * p.group, heads = q_heads + p.kv_heads;
   const uint32_t tiles = p.status[layout::NUM_TILES], units = tiles * heads;
 #pragma unroll 1
@@ -84,13 +86,20 @@ extern "C" __global__ void __launch_bounds__(PER_TILE, 4) backward_operands(cons
     const uint32_t index = unit % tiles, head = unit / tiles;  // in the order of memory
     const bool query = head < q_heads;
     const int64_t slot = (query ? head : head - q_heads) * p.max_tiles + index;
-    const int rows = p.tiles[index].rows;
-    if (query) {
-      const Codes codes(p.q + slot * TILE_BYTES, rows);
-      if (threadIdx.x < TILE) write_query(p, slot, threadIdx.x);
+    const auto write_columns = [&]() {
+      if (threadIdx.x >= TILE) return;
+      if (query) {
+        write_query(p, slot, threadIdx.x);
+      } else {
+        write_key(p, slot, threadIdx.x);
+      }
+    };
+    if (WIDENING || !query) {
+      write_columns();
+    } else {
+      const Codes codes(p.q + slot * TILE_BYTES, p.tiles[index].rows);
+      write_columns();
       codes.store(p.q_wide + slot * 2 * TILE_BYTES, p.q_exponents + slot * TILE);
-    } else if (threadIdx.x < TILE) {
-      write_key(p, slot, threadIdx.x);
     }
   }
 }

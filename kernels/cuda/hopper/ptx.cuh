@@ -53,6 +53,16 @@ __device__ __forceinline__ bool mbarrier_test_wait_parity(uint32_t barrier, uint
   return done != 0;
 }
 
+// Wait for the phase of this parity, as one instruction to the compiler, which must not see a branch where products are
+// under way.
+__device__ __forceinline__ void mbarrier_wait_in_place(uint32_t barrier, uint32_t parity) {
+  asm volatile(
+      "{\n\t.reg .pred p;\nTRY:\n\t"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n\t@!p bra TRY;\n\t}" ::"r"(barrier),
+      "r"(parity)
+      : "memory");
+}
+
 // ---- cp.async.bulk ---------------------------------------------------------------------------------------------
 
 // `bytes` (a multiple of 16) from global to shared memory; the barrier counts them.
@@ -155,6 +165,13 @@ __device__ __forceinline__ uint32_t mul_rn_bf16x2(uint32_t a, uint32_t b) {
   return d;
 }
 
+// The smaller magnitude of each half with the product's sign; a number before NaN.
+__device__ __forceinline__ uint32_t min_xorsign_abs_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 // ---- registers, memory ------------------------------------------------------------------------------------------
 
 // threadIdx.x, read anew: what derives from it need not stay in registers from one use to the next.
@@ -182,6 +199,20 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t* a)
                : "memory");
 }
 
+__device__ __forceinline__ uint4 ld_shared_v4(uint32_t address) {
+  uint4 d;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d.x), "=r"(d.y), "=r"(d.z), "=r"(d.w)
+               : "r"(address)
+               : "memory");
+  return d;
+}
+
+__device__ __forceinline__ void st_shared_v4(uint32_t address, uint4 x) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
+               : "memory");
+}
+
 // ---- wgmma -----------------------------------------------------------------------------------------------------
 
 // Registers and shared memory written before are what the next wgmma sees.
@@ -198,6 +229,16 @@ __device__ __forceinline__ void wgmma_wait_group() {
 // The compiler must not move uses of a register past this point: it does not know when a wgmma writes it.
 __device__ __forceinline__ void keep(float& x) { asm volatile("" : "+f"(x)::"memory"); }
 __device__ __forceinline__ void keep(uint32_t& x) { asm volatile("" : "+r"(x)::"memory"); }
+
+// Whatever the register holds is of no use: the compiler takes a wgmma that starts from zero for one that adds.
+__device__ __forceinline__ void forget(float& x) { asm volatile("" : "=f"(x)); }
+
+// The same number in another register. The assembler, which knows when that is needless, makes no copy.
+__device__ __forceinline__ uint32_t mov_b32(uint32_t x) {
+  uint32_t d;
+  asm volatile("mov.b32 %0, %1;" : "=r"(d) : "r"(x));
+  return d;
+}
 
 // Accumulator d: FP32 64 x N, N / 2 registers. Thread t holds in d[4 i + 2 h + c] row 16 (t / 32) + t % 32 / 4 + 8 h
 // and column 8 i + 2 (t % 4) + c. Operands come as descriptors of shared memory or, a of bf16, as four registers of two

@@ -1,0 +1,59 @@
+// Shared memory of `backward_keys`, and what crosses it between its warps.
+#pragma once
+
+#include "hopper/backward.cuh"
+
+namespace backward {
+
+constexpr bool WIDENING = WIDENS;  // Note [Widening]
+
+constexpr int STAGES = 3;
+constexpr int WIDENERS = 3;  // warps
+
+struct alignas(1024) Operands {
+  uint8_t k[TILE_BYTES];
+  uint8_t v[TILE_BYTES];
+  struct Stage {
+    uint8_t q[STEP_BYTES];
+    uint8_t dout[STEP_BYTES];
+    uint8_t q_wide[STEP_WIDE];
+    uint8_t dout_wide[STEP_WIDE];
+  } stage[STAGES];
+};
+
+struct Owner {
+  KeyColumns keys[2];  // of each half
+  Record record;
+};
+
+constexpr int PIECE_BYTES = 16 * STEP * 2;                     // of X: 16 keys
+constexpr int HALF_BYTES = TILE / 16 * PIECE_BYTES;            // 64 queries
+constexpr int64_t PAIR_BYTES = 2 * HALF_BYTES;
+
+struct Shared {
+  Operands operands;
+  alignas(128) uint8_t x[CONSUMERS / 32][PIECE_BYTES];  // on its way to global memory
+  QueryColumns columns[STAGES];
+  alignas(16) float exponents[STAGES][STEP];  // of q, where it is widened
+  Owner owner[2];
+  Step steps[STAGES];
+  uint64_t full[STAGES], empty[STAGES];
+  uint64_t dout_widened[STAGES], q_widened[STAGES];
+  uint64_t k_full[1], v_full[1], keys_empty[1];
+  uint64_t owner_full[2], owner_empty[2];
+};
+static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
+
+__device__ __forceinline__ void init_barriers(Shared& s) {
+  init_barriers(s.full, 1);
+  init_barriers(s.empty, CONSUMERS / 32);  // the wideners' too: every step has consumers that wait for them
+  init_barriers(s.dout_widened, WIDENERS);
+  init_barriers(s.q_widened, WIDENERS);
+  init_barriers(s.k_full, 1);
+  init_barriers(s.v_full, 1);
+  init_barriers(s.keys_empty, CONSUMERS / 32);
+  init_barriers(s.owner_full, 1);
+  init_barriers(s.owner_empty, CONSUMERS / 32);
+}
+
+}  // namespace backward
