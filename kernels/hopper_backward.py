@@ -213,5 +213,5 @@ def _fields(
         "causal": schedule.causal,
         "c": c,
         "softmax_scale": softmax_scale,
-        "c_usual": usual,
+        "c_usual": int(usual),
     }
