@@ -13,11 +13,6 @@ __device__ __forceinline__ bool elect_sync() {
   return d != 0;
 }
 
-__device__ __forceinline__ void st_shared_v4(uint32_t address, uint4 d) {
-  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(d.x), "r"(d.y), "r"(d.z), "r"(d.w)
-               : "memory");
-}
-
 // ---- cp.async.bulk ---------------------------------------------------------------------------------------------
 
 // Until what this thread's groups read may be overwritten.
