@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-SUITE_VERSION = "1"
+SUITE_VERSION = "2"
 """Raised whenever a case or a check is added or becomes stricter: certificates of an older suite are then not valid."""
 
 Status = Literal["passed", "failed", "not_applicable", "error"]
