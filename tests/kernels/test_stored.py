@@ -134,17 +134,21 @@ def test_copies_of_q_and_dout_are_made_in_memory_or_not_at_all(made, launched, w
 
 
 def test_short_documents_are_widened_in_shared_memory(made):
-    """By the tokens per document alone, which need not wait for the device."""
-    bound = hopper_backward.WIDENS_BELOW
+    """By what the host knows: their mean length, and the longest."""
 
-    def prefers(tokens, documents):
+    def prefers(tokens, documents, longest=None, causal=True):
         offsets = torch.zeros(documents + 1, dtype=torch.int32)
-        return hopper_backward.prefers_widening(
-            replace(made["usual"].schedule, num_tokens=tokens, tile_offsets=offsets),
-        )
+        changed = {"num_tokens": tokens, "tile_offsets": offsets, "max_seqlen": longest, "causal": causal}
+        return hopper_backward.prefers_widening(replace(made["usual"].schedule, **changed))
 
-    assert prefers(2 * bound - 1, 2) and not prefers(2 * bound, 2)
-    assert prefers(bound, 2) and not prefers(bound, 1) and not prefers(5, 0)
+    for causal, bound in hopper_backward.WIDENS_UP_TO.items():
+        for documents in (1, 2, 7):
+            for longest in (None, bound, documents * bound + 5):
+                assert prefers(documents * bound, documents, longest, causal), (causal, documents, longest)
+                assert not prefers(documents * (bound + 1), documents, bound + 1 if longest else None, causal)
+    assert prefers(32768, 40, 3092) and prefers(40 * 300, 40, 1 << 20)
+    assert not prefers(61576, 65, 32768), "one long document among many short ones has nearly all of the work"
+    assert not prefers(5, 0)
 
 
 REFUSED = {
