@@ -151,7 +151,7 @@ class ReferenceEngine:
                 found[f"{role}.payload_tiles"] = layout.pack_nvfp4(operand.payload, cu)
                 found[f"{role}.scale_tiles"] = layout.pack_nvfp4_scales(operand.scale, cu)
             return found
-        found[f"{role}.payload_tiles"] = layout.pack_payload(operand.payload, cu)
+        found[f"{role}.payload_tiles"] = layout.pack_payload(operand.payload.view(np.uint8), cu)
         found[f"{role}.scale_tiles"] = layout.pack_scales(operand.scale, cu, dim)
         if kind == "TOKEN_BLOCK":
             found[f"{role}.scale_tiles_tokens"] = layout.pack_scales(operand.scale, cu, dim, "tokens")

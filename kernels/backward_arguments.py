@@ -50,7 +50,17 @@ def check_inputs(
     nvfp4 = "q4" in read
     if ((inputs.q4 is not None), (inputs.k4 is not None)) != (nvfp4, nvfp4):
         raise ValueError("inputs must have q4 and k4 for the recipe nvfp4_fp8, exactly")
-    sizes = {"payload": TILE * dim, "scales": SCALE_TILE_BYTES, "exponents": TILE}
+    check_arrays(inputs, schedule, read, dim, device)
+
+
+def check_arrays(
+    inputs: Any, schedule: DeviceSchedule, read: Mapping[str, Sequence[str]], dim: int, device: Any
+) -> None:
+    """The same, whatever the inputs are.
+
+    :raises TypeError, ValueError: naming the array.
+    """
+    sizes = {"payload": TILE * dim, "wide": 2 * TILE * dim, "scales": SCALE_TILE_BYTES, "exponents": TILE}
     sizes4 = {"payload": TILE * dim // 2, "scales": 8 * dim}
     for role, names in read.items():
         if role == "v1" and not schedule.causal:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flamia.kernels import structs
-from flamia.kernels.backward_arguments import check_inputs, check_schedule_and_rows
-from flamia.kernels.hopper import HEAD_DIMS
+from flamia.kernels.backward_arguments import check_arrays, check_inputs, check_schedule_and_rows
+from flamia.kernels.hopper import HEAD_DIMS, PackedInputs
 from flamia.kernels.launch import launch
 from flamia.kernels.quantize import QuantizedInputs, RowPass, row_pass
 from flamia.kernels.registry import HOPPER_BACKWARD_DQ, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_OPERANDS
@@ -42,6 +42,9 @@ X_BYTES = 2 * TILE * TILE
 
 READ = {name: ("payload", "exponents") for name in ("q", "k", "v")}
 """What the kernels read of the quantized inputs."""
+
+READ_PACKED = {name: ("wide", "exponents") for name in ("q", "k", "v")}
+"""And of those of an unscaled recipe."""
 
 USUAL_CONSTANTS = (2.0**-20, 2.0**4)
 """Softmax scales, and the constants made from them, outside of this range make every tile a slow one."""
@@ -78,24 +81,24 @@ def attention_backward(
     out: Any,
     m: Any,
     l: Any,  # noqa: E741
-    inputs: QuantizedInputs,
+    inputs: QuantizedInputs | PackedInputs,
     schedule: DeviceSchedule,
     softmax_scale: float,
     *,
     stored_bytes: int = STORED_BYTES,
     widens: bool | None = None,
 ) -> HopperGradients:
-    """Gradients of attention for the recipe MXFP8.
+    """Gradients of attention for the recipe MXFP8, or BF16 for inputs that are packed.
 
     :param dout: ``(T, Hq, D)`` CUDA tensor, dtype of out.
     :param out: the forward's output; ``m`` and ``l``: float32 ``(Hq, T)``, of `HopperForward`.
-    :param inputs: the quantized q, k and v of the forward.
+    :param inputs: q, k and v of the forward.
     :param schedule: the forward's, with the backward's items.
     :param softmax_scale: the forward's, finite and >= 0.
     :param stored_bytes: bound of the memory for tiles of X, two bytes per query, key and head: Note [Bounded X] of
         `flamia.kernels.stored`. One KV head with its query heads is the least, and is taken even if it does not fit.
     :param widens: for tests and measurements, which of two ways q and dO' become bfloat16 in, on which no bit depends;
-        None for `prefers_widening`.
+        None for `prefers_widening`; without effect on packed inputs.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch
@@ -103,15 +106,26 @@ def attention_backward(
     check_schedule_and_rows(schedule, out, m, l, HEAD_DIMS, "Hopper")
     dim = out.shape[2]
     softmax_scale = check_softmax_scale(softmax_scale, dim)
-    check_inputs(inputs, schedule, READ, dim, out.device)
     check_stored_bytes(stored_bytes)
+    shape = (schedule.num_q_heads, schedule.max_tiles, 2 * TILE * dim)
+
+    def room() -> Any:
+        return torch.empty(shape, dtype=torch.uint8, device=out.device)
+
+    if not isinstance(inputs, (QuantizedInputs, PackedInputs)):
+        raise TypeError(f"inputs must be a QuantizedInputs or a PackedInputs, got {type(inputs).__name__}")
+    if isinstance(inputs, PackedInputs):
+        check_arrays(inputs, schedule, READ_PACKED, dim, out.device)
+        wide = WideOperands(inputs.q.wide, room())
+    else:
+        check_inputs(inputs, schedule, READ, dim, out.device)
+        widens = prefers_widening(schedule) if widens is None else widens
+        wide = WideOperands() if widens else WideOperands(room(), room())
     kv_shape = (out.shape[0], schedule.num_kv_heads, dim)
     dq = torch.empty(out.shape, dtype=out.dtype, device=out.device)
     dk, dv = (torch.empty(kv_shape, dtype=out.dtype, device=out.device) for _ in range(2))
-    widens = prefers_widening(schedule) if widens is None else widens
-    shape = (schedule.num_q_heads, schedule.max_tiles, 2 * TILE * dim)
-    wide = WideOperands(*(torch.empty(shape, dtype=torch.uint8, device=out.device) for _ in range(0 if widens else 2)))
-    rows = row_pass(dout, out, l, m, schedule, gradients=(dq, dk, dv), wide=wide.dout)
+    scaled = isinstance(inputs, QuantizedInputs)
+    rows = row_pass(dout, out, l, m, schedule, gradients=(dq, dk, dv), wide=wide.dout, scaled=scaled)
     gradients = HopperGradients(dq, dk, dv)
     launch_backward(inputs, rows, wide, schedule, softmax_scale, gradients, stored_bytes)
     return gradients
@@ -139,7 +153,7 @@ def count_multiprocessors(device: Any) -> int:
 
 
 def launch_backward(
-    inputs: QuantizedInputs,
+    inputs: QuantizedInputs | PackedInputs,
     rows: RowPass,
     wide: WideOperands,
     schedule: DeviceSchedule,
@@ -156,14 +170,16 @@ def launch_backward(
     fields |= {name: pointer(x) for name, x in memory.items()} | {"pairs": chunks.pairs}
     params = structs.fill(structs.HOPPER_BACKWARD, fields)
     units = schedule.max_tiles * (schedule.num_q_heads + kv_heads)
-    launch(HOPPER_BACKWARD_OPERANDS.unit(dim=dim, widens=widens), "backward_operands", params, device, at_most=units)
+    recipe = "bf16" if isinstance(inputs, PackedInputs) else "mxfp8"
+    operands_unit = HOPPER_BACKWARD_OPERANDS.unit(recipe=recipe, dim=dim, widens=widens)
+    launch(operands_unit, "backward_operands", params, device, at_most=units)
     element = ELEMENTS[str(out.dq.dtype)]
     ticket = pointer(schedule.status) + 4 * TICKETS
     gradients = {"first": tokens_struct(out.dk), "second": tokens_struct(out.dv)}
     keys = gradients | {"items": pointer(schedule.backward), "ticket": ticket + 8}
     queries = {"first": tokens_struct(out.dq), "items": pointer(schedule.forward), "ticket": ticket + 16}
-    keys_unit = HOPPER_BACKWARD_KEYS.unit(element=element, dim=dim, widens=widens)
-    dq_unit = HOPPER_BACKWARD_DQ.unit(element=element, dim=dim)
+    keys_unit = HOPPER_BACKWARD_KEYS.unit(recipe=recipe, element=element, dim=dim, widens=widens)
+    dq_unit = HOPPER_BACKWARD_DQ.unit(recipe=recipe, element=element, dim=dim)
     for first in range(0, kv_heads, heads):
         chunk = {"first_head": first, "last_head": min(first + heads, kv_heads)}
         params = structs.fill(structs.HOPPER_BACKWARD, fields | keys | chunk)
@@ -195,17 +211,22 @@ def _make_workspace(schedule: DeviceSchedule, dim: int, pairs: int, device: Any)
 
 
 def _fields(
-    inputs: QuantizedInputs, rows: RowPass, wide: WideOperands, schedule: DeviceSchedule, softmax_scale: float
+    inputs: QuantizedInputs | PackedInputs,
+    rows: RowPass,
+    wide: WideOperands,
+    schedule: DeviceSchedule,
+    softmax_scale: float,
 ) -> dict[str, Any]:
     """Fields of `structs.HOPPER_BACKWARD` that all kernels share."""
+    if isinstance(inputs, PackedInputs):
+        q, k, v, dout = inputs.q.wide, inputs.k.wide, inputs.v.wide, wide.dout
+    else:
+        q, k, v, dout = inputs.q.payload, inputs.k.payload, inputs.v.payload, rows.dout.payload
     c = softmax_constant(softmax_scale)
     low, high = USUAL_CONSTANTS
     usual = low <= c <= high and low <= softmax_scale <= high
     return {
-        "q": pointer(inputs.q.payload),
-        "k": pointer(inputs.k.payload),
-        "v": pointer(inputs.v.payload),
-        "dout": pointer(rows.dout.payload),
+        **{name: pointer(x) for name, x in (("q", q), ("k", k), ("v", v), ("dout", dout))},
         "q_wide": pointer(wide.q),
         "dout_wide": pointer(wide.dout),
         "q_exponents": pointer(inputs.q.exponents),

@@ -31,9 +31,10 @@ SCALE_TILE_BYTES = 512
 class TokenTiles:
     """A tensor in token-block scaling: ``payload * 2^(scale - 127)``. uint8 tensors on the device.
 
-    :param payload: ``(H, max_tiles, 128 D)``, E4M3.
+    :param payload: ``(H, max_tiles, 128 D)``, E4M3; None where the values are elsewhere, unscaled.
     :param scales: ``(H, max_tiles, 512 ceil(D / 128))``, E8M0, for contractions over channels.
-    :param token_scales: as ``scales``, for contractions over tokens; None for token blocks of 1.
+    :param token_scales: as ``scales``, for contractions over tokens; None for token blocks of 1, and where no kernel
+        reads them.
     :param exponents: float32 ``(H, max_tiles, 128)``, what is folded into dS, or on Hopper multiplies
         (``DocumentOperand.exponents`` of the reference); None where no kernel reads it.
     """
@@ -105,7 +106,8 @@ class KeyOperands:
 class RowPass:
     """Result of the backward's row pre-pass.
 
-    :param dout: dO' in token blocks of 32.
+    :param dout: dO' in token blocks of 32; of an unscaled recipe only scales, of which ``448 * 2^(scale - 127)``
+        bounds a block.
     :param delta: float32 ``(H, max_tiles, 128)``; 0 in inactive rows and past the document.
     :param top: as ``delta``: m; +inf in inactive rows and past the document, NaN in lost rows.
     """
@@ -225,6 +227,7 @@ def row_pass(
     *,
     gradients: Sequence[Any] = (),
     wide: Any = None,
+    scaled: bool = True,
 ) -> RowPass:
     """The backward's row pre-pass in one launch.
 
@@ -235,6 +238,7 @@ def row_pass(
     :param wide: on Hopper, where the values of dO' go, uint8 ``(Hq, max_tiles, 256 D)``: Note [Wide tile] of
         ``hopper/tiles.cuh``. Neither there nor in the payload are halves of tiles without a token written: Note [Halves
         with tokens] of ``quantize/wide.cuh``.
+    :param scaled: False for an unscaled recipe, whose dO' goes to ``wide`` alone, rounded to bfloat16.
     :raises TypeError, ValueError: naming the argument.
     """
     import torch
@@ -244,12 +248,14 @@ def row_pass(
     if hasattr(dout, "contiguous") and dout.ndim == 3 and dout.stride(2) != 1:
         dout = dout.contiguous()
     check_tokens("dout", dout, heads, like=out)
+    if wide is None and not scaled:
+        raise ValueError("wide must be a tensor without scaled: dO' goes nowhere else")
     _check_schedule("out", out, schedule)
     for name, x in (("row_sum", row_sum), ("row_max", row_max)):
         check_rows(name, x, heads, schedule.num_tokens, out.device)
     for i, x in enumerate(gradients):
         check_cleared(f"gradients[{i}]", x, schedule.num_tokens, out.device)
-    tiles = _token_tiles(dout, schedule.max_tiles, blocks=True)
+    tiles = _token_tiles(dout, schedule.max_tiles, blocks=True, coded=scaled)
     delta = torch.empty((heads, schedule.max_tiles, TILE), dtype=torch.float32, device=out.device)
     top = torch.empty_like(delta)
     params = structs.fill(
@@ -275,7 +281,7 @@ def row_pass(
         },
     )
     unit = ROW_PASS.unit(element=element, dim=out.shape[2])
-    entry = "row_pass" if wide is None else "row_pass_wide"
+    entry = "row_pass" if wide is None else "row_pass_wide" if scaled else "row_pass_unscaled"
     launch(unit, entry, params, out.device, at_most=_count_units(schedule, heads))
     return RowPass(tiles, delta, top)
 
@@ -293,15 +299,15 @@ def _bytes(x: Any, *shape: int) -> Any:
     return torch.empty(shape, dtype=torch.uint8, device=x.device)
 
 
-def _token_tiles(x: Any, tiles: int, *, folded: bool = False, blocks: bool = False) -> TokenTiles:
+def _token_tiles(x: Any, tiles: int, *, folded: bool = False, blocks: bool = False, coded: bool = True) -> TokenTiles:
     import torch
 
     heads, dim = x.shape[1], x.shape[2]
     scale_bytes = SCALE_TILE_BYTES * -(-dim // 128)
     return TokenTiles(
-        payload=_bytes(x, heads, tiles, TILE * dim),
+        payload=_bytes(x, heads, tiles, TILE * dim) if coded else None,
         scales=_bytes(x, heads, tiles, scale_bytes),
-        token_scales=_bytes(x, heads, tiles, scale_bytes) if blocks else None,
+        token_scales=_bytes(x, heads, tiles, scale_bytes) if blocks and coded else None,
         exponents=torch.empty((heads, tiles, TILE), dtype=torch.float32, device=x.device) if folded else None,
     )
 

@@ -206,6 +206,7 @@ ROW_PASS = Kernel(
     entries=(
         Entry("row_pass", threads=(256, 512), max_registers=112),
         Entry("row_pass_wide", threads=(256, 512), max_registers=128, targets=(SM_90A,)),
+        Entry("row_pass_unscaled", threads=(256, 512), max_registers=112, targets=(SM_90A,)),
     ),
     parameters=(ELEMENT, HEAD_DIM),
 )
@@ -279,7 +280,7 @@ HOPPER_BACKWARD_OPERANDS = Kernel(
     source="hopper/backward_operands.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
     entries=(Entry("backward_operands", threads=(128, 256), max_registers=64),),
-    parameters=(HOPPER_DIM, WIDENS),
+    parameters=(RECIPE, HOPPER_DIM, WIDENS),
     targets=(SM_90A,),
 )
 
@@ -289,7 +290,7 @@ HOPPER_BACKWARD_KEYS = Kernel(
     source="hopper/backward_keys.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
     entries=(Entry("backward_keys", threads=(384,), max_registers=168),),
-    parameters=(ELEMENT, HOPPER_DIM, WIDENS),
+    parameters=(RECIPE, ELEMENT, HOPPER_DIM, WIDENS),
     targets=(SM_90A,),
     seconds=1.0,
 )
@@ -299,8 +300,8 @@ HOPPER_BACKWARD_DQ = Kernel(
     summary="attention backward on Hopper: dQ from stored tiles of X",
     source="hopper/backward_dq.cu",
     params=structs.HOPPER_BACKWARD.itemsize,
-    entries=(Entry("backward_dq", threads=(640,), max_registers=96),),
-    parameters=(ELEMENT, HOPPER_DIM),
+    entries=(Entry("backward_dq", threads=(640, 544), max_registers=96),),
+    parameters=(RECIPE, ELEMENT, HOPPER_DIM),
     targets=(SM_90A,),
 )
 

@@ -5,26 +5,35 @@ What it returns beside out, LSE and the gradients are the payloads, scales and s
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from flamia.conformance.calls import Inputs, Results
+from flamia.conformance.calls import Array, Inputs, Results
 from flamia.conformance.targets.base import PROMISES, Target
-from flamia.conformance.targets.kernels import KernelTarget, call_arrays, require_gpu
+from flamia.conformance.targets.kernels import KernelTarget, call_arrays, kernel_sources, require_gpu, row_arrays
 from flamia.conformance.targets.tensors import to_numpy, to_torch
 from flamia.kernels import hopper, hopper_backward
-from flamia.kernels.quantize import QuantizedInputs
+from flamia.kernels.hopper import HopperForward, PackedInputs
 from flamia.kernels.registry import (
     HOPPER_BACKWARD_DQ,
     HOPPER_BACKWARD_KEYS,
     HOPPER_BACKWARD_OPERANDS,
+    HOPPER_FACTORS,
     HOPPER_FORWARD,
+    HOPPER_PACK,
     QUANTIZE,
     ROW_PASS,
     SCHEDULE,
+    Kernel,
 )
-from flamia.reference.recipes import MXFP8, Recipe
+from flamia.kernels.schedule import NUM_TILES
+from flamia.reference.recipes import MXFP8, Recipe, get_recipe
+
+COMMON = (ROW_PASS, HOPPER_FORWARD, HOPPER_BACKWARD_OPERANDS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ)
+KERNELS: dict[str, tuple[Kernel, ...]] = {
+    "mxfp8": (SCHEDULE, QUANTIZE, *COMMON),
+    "bf16": (SCHEDULE, HOPPER_PACK, HOPPER_FACTORS, *COMMON),
+}
+"""What a call launches, by recipe."""
 
 
 def make_target(option: str, device: str) -> Target:
@@ -33,20 +42,34 @@ def make_target(option: str, device: str) -> Target:
 
 
 class HopperTarget(KernelTarget):
-    """Attention of `flamia.kernels.hopper` and `.hopper_backward`."""
+    """Attention of `flamia.kernels.hopper` and `.hopper_backward`: the recipes of `KERNELS`."""
 
     name = "hopper"
     recipe: Recipe | str = MXFP8
     profile = "hopper"
     promises = frozenset(PROMISES) - {"consistency"}  # the backward keeps no P
-    kernels = (
-        *(SCHEDULE, QUANTIZE, ROW_PASS, HOPPER_FORWARD),
-        *(HOPPER_BACKWARD_OPERANDS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ),
-    )
 
-    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, inputs: Inputs) -> Any:
+    def known_recipe(self) -> str:
+        """The name of the recipe.
+
+        :raises ValueError: for one that the kernels do not have.
+        """
+        name = get_recipe(self.recipe).name
+        if name not in KERNELS:
+            raise ValueError(f"recipe must be one of {tuple(KERNELS)} for the Hopper kernels, got {name!r}")
+        return name
+
+    def sources(self) -> dict[str, str]:
+        """Text of the recipe's kernels, by file, and the compiler's options."""
+        return kernel_sources(KERNELS[self.known_recipe()])
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, inputs: Inputs
+    ) -> HopperForward:
         """The forward."""
-        return hopper.attention_forward(q, k, v, cu, causal=inputs.causal, softmax_scale=inputs.softmax_scale)
+        return hopper.attention_forward(
+            q, k, v, cu, recipe=self.known_recipe(), causal=inputs.causal, softmax_scale=inputs.softmax_scale
+        )
 
     def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False) -> Results:
         """One call.
@@ -56,12 +79,21 @@ class HopperTarget(KernelTarget):
         q, k, v, cu = (to_torch(x, self.device) for x in (inputs.q, inputs.k, inputs.v, inputs.cu_seqlens))
         got = self.attend(q, k, v, cu, inputs)
         got.schedule.check()
-        assert isinstance(got.inputs, QuantizedInputs)
         dq = dk = dv = None
         if backward:
             scale = inputs.head_dim**-0.5 if inputs.softmax_scale is None else inputs.softmax_scale
             dout = to_torch(inputs.dout, self.device)
             found = hopper_backward.attention_backward(dout, got.out, got.m, got.l, got.inputs, got.schedule, scale)
             dq, dk, dv = to_numpy(found.dq), to_numpy(found.dk), to_numpy(found.dv)
-        arrays = call_arrays(got, got.inputs, None) if stages else {}
+        arrays = _arrays(got) if stages else {}
         return Results(to_numpy(got.out), to_numpy(got.lse), dq, dk, dv, arrays=arrays)
+
+
+def _arrays(got: HopperForward) -> dict[str, Array]:
+    """The arrays of Note [Stages] that a call wrote."""
+    x = got.inputs
+    if not isinstance(x, PackedInputs):
+        return call_arrays(got, x, None)
+    tiles = int(got.schedule.status[NUM_TILES])
+    wide = {f"{role}.payload_tiles": to_numpy(y.wide[:, :tiles]) for role, y in (("q", x.q), ("k", x.k), ("v", x.v))}
+    return row_arrays(got) | wide

@@ -135,14 +135,17 @@ def operand_arrays(role: str, operand: TokenTiles | Nvfp4Tiles | None, tiles: in
         yield f"{role}.scale_tiles_tokens", to_numpy(tokens[:, :tiles])
 
 
+def row_arrays(forward: Any) -> dict[str, Array]:
+    """Row statistics, and the work items in use."""
+    return {"m": to_numpy(forward.m), "l": to_numpy(forward.l), **dict(schedule_arrays(forward.schedule))}
+
+
 def call_arrays(forward: Any, inputs: QuantizedInputs, dout: TokenTiles | None) -> dict[str, Array]:
     """The arrays of Note [Stages] that a call wrote.
 
     :param forward: with m, l and schedule. :param dout: dO' of its backward.
     """
-    tiles = int(forward.schedule.status[NUM_TILES])
-    arrays = {"m": to_numpy(forward.m), "l": to_numpy(forward.l), **dict(schedule_arrays(forward.schedule))}
-    x = inputs
+    tiles, arrays, x = int(forward.schedule.status[NUM_TILES]), row_arrays(forward), inputs
     operands: dict[str, TokenTiles | Nvfp4Tiles | None] = {"v": x.v, "v1": x.v1, "dout": dout}
     operands |= {"q": x.q, "k": x.k} if x.q4 is None else {"q_tokens": x.q, "k_tokens": x.k, "q": x.q4, "k": x.k4}
     for role, operand in operands.items():

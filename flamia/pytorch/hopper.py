@@ -1,7 +1,7 @@
-"""The Hopper kernels as a row of `flamia.dispatch`: what `flamia.attention` launches on compute capability 9.0.
+"""The Hopper kernels as rows of `flamia.dispatch`: what `flamia.attention` launches on compute capability 9.0.
 
-What is saved for the backward are the quantizer's tiles of q, k and v, with their exponents or scales; the schedule is
-built again from ``cu_seqlens``, which is one small launch.
+There is a row for each recipe, because each has a certificate of its own. What is saved for the backward are the tiles
+of q, k and v, with their exponents; the schedule is built again from ``cu_seqlens``, which is one small launch.
 """
 
 from __future__ import annotations
@@ -16,31 +16,40 @@ from flamia.reference.recipes import Recipe
 NAME = "hopper"
 CAPABILITY = (9, 0)
 
-SAVED = tuple(f"{role}.{array}" for role in ("q", "k", "v") for array in ("payload", "exponents"))
-"""What the backward reads."""
+SAVED = {
+    recipe: tuple(f"{role}.{array}" for role in ("q", "k", "v") for array in (elements, "exponents"))
+    for recipe, elements in (("mxfp8", "payload"), ("bf16", "wide"))
+}
+"""What the backward reads, by recipe."""
 
 
 def make_kernels(device: int) -> list[AttentionKernel]:
-    """The row for one of this machine's GPUs.
+    """The rows for one of this machine's GPUs.
 
     :raises ImportError, RuntimeError: if CuPy or NVRTC is missing.
     """
     from flamia.conformance.targets.hopper import HopperTarget
-    from flamia.kernels.hopper import HEAD_DIMS
+    from flamia.kernels.hopper import HEAD_DIMS, RECIPES
 
-    kernel = AttentionKernel(
-        name=NAME,
-        identity=identify_target(HopperTarget(f"cuda:{device}")),
-        capability=CAPABILITY,
-        recipes=("mxfp8",),
-        head_dims=HEAD_DIMS,
-        dtypes=("bfloat16", "float16", "float32"),
-        forward=forward,
-        backward=backward,
-        empty_saved=empty_saved,
-        checks_documents=True,
-    )
-    return [kernel]
+    rows = []
+    for recipe in RECIPES:
+        target = HopperTarget(f"cuda:{device}")
+        target.recipe = recipe
+        rows.append(
+            AttentionKernel(
+                name=NAME if recipe == "mxfp8" else f"{NAME} {recipe}",
+                identity=identify_target(target),
+                capability=CAPABILITY,
+                recipes=(recipe,),
+                head_dims=HEAD_DIMS,
+                dtypes=("bfloat16", "float16", "float32"),
+                forward=forward,
+                backward=backward,
+                empty_saved=empty_saved,
+                checks_documents=True,
+            )
+        )
+    return rows
 
 
 def forward(
@@ -68,7 +77,7 @@ def forward(
         max_seqlen=max_seqlen,
     )
     got.schedule.assert_legal()
-    return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, SAVED)
+    return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, SAVED[recipe.name])
 
 
 def backward(
@@ -88,7 +97,7 @@ def backward(
     from flamia.kernels.hopper_backward import attention_backward
     from flamia.kernels.schedule import build_schedule
 
-    inputs = load_tiles(saved, SAVED, causal)
+    inputs = load_tiles(saved, SAVED[recipe.name], causal)
     schedule = build_schedule(cu_seqlens, out.shape[0], out.shape[1], kv_heads, causal, max_seqlen=max_seqlen)
     found = attention_backward(dout, out, m, l, inputs, schedule, softmax_scale)
     return found.dq, found.dk, found.dv
@@ -96,4 +105,4 @@ def backward(
 
 def empty_saved(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, recipe: Recipe, causal: bool) -> list[Tensor]:
     """What `forward` saves, uninitialised, for tracing."""
-    return empty_tiles(q, k, v, cu_seqlens, SAVED, causal)
+    return empty_tiles(q, k, v, cu_seqlens, SAVED[recipe.name], causal)

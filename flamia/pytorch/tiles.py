@@ -1,7 +1,8 @@
 """The quantizer's tiles as the list of tensors that a kernel saves for its backward, and back.
 
 A kernel names what its backward reads (``"q.payload"``, ``"v1.scales"``: a tensor of `QuantizedInputs`, and an array of
-its tiles); the list holds these arrays in that order. V1 exists for causal attention alone.
+its tiles; ``"q.wide"``: of `PackedInputs`); the list holds these arrays in that order. V1 exists for causal attention
+alone.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ BITS_OF_PAYLOAD = {"q4": 4, "k4": 4}
 
 
 def save_tiles(inputs: Any, names: Sequence[str]) -> list[Tensor]:
-    """Arrays of a `QuantizedInputs` by name."""
-    return [getattr(getattr(inputs, role), array) for role, array in _split(names, inputs.v1 is not None)]
+    """Arrays of a `QuantizedInputs` or `PackedInputs` by name."""
+    causal = getattr(inputs, "v1", None) is not None
+    return [getattr(getattr(inputs, role), array) for role, array in _split(names, causal)]
 
 
 def load_tiles(saved: list[Tensor], names: Sequence[str], causal: bool) -> Any:
-    """A `QuantizedInputs` with these arrays; others are None."""
+    """A `QuantizedInputs` with these arrays, others None; or a `PackedInputs`."""
+    from flamia.kernels.hopper import PackedInputs, WideTiles
     from flamia.kernels.quantize import Nvfp4Tiles, QuantizedInputs, TokenTiles
 
     arrays: dict[str, dict[str, Tensor]] = {}
     for (role, array), x in zip(_split(names, causal), saved, strict=True):
         arrays.setdefault(role, {})[array] = x
+    if "wide" in arrays["q"]:
+        return PackedInputs(**{role: WideTiles(**found) for role, found in arrays.items()})
     tiles: dict[str, Any] = {
         role: Nvfp4Tiles(**found, head_scales=None)
         if role in BITS_OF_PAYLOAD
@@ -51,7 +56,9 @@ def empty_tiles(
         x = tensors[role[0]]
         if array == "exponents":
             return x.new_empty((x.shape[1], count, TILE), dtype=torch.float32)
-        if array == "payload":
+        if array == "wide":
+            size = 2 * TILE * dim
+        elif array == "payload":
             size = TILE * dim * BITS_OF_PAYLOAD.get(role, 8) // 8
         else:
             size = 8 * dim if role in BITS_OF_PAYLOAD else 512 * math.ceil(int(dim) / TILE)

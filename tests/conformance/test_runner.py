@@ -53,9 +53,9 @@ def test_the_reference_passes(recipe: str) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("profile", ["blackwell", "hopper"])
-def test_the_reference_passes_under_a_bit_accurate_profile(profile: str) -> None:
-    report = run("reference", cases=["documents/empty_middle", "extremes/nan_in_k"], profile=profile)
+@pytest.mark.parametrize(("recipe", "profile"), [("mxfp8", "blackwell"), ("mxfp8", "hopper"), ("bf16", "hopper")])
+def test_the_reference_passes_under_a_bit_accurate_profile(recipe: str, profile: str) -> None:
+    report = run("reference", cases=["documents/empty_middle", "extremes/nan_in_k"], recipe=recipe, profile=profile)
     assert failures(report) == {} and report.passed and report.profile == profile
 
 

@@ -46,12 +46,9 @@ def attend_on_hopper(cu: torch.Tensor, tokens: int) -> None:
     for dim in (64, 128):
         for causal in (True, False):
             q, k, v, dout = (torch.randn(tokens, h, dim, device="cuda").bfloat16() for h in (4, 2, 2, 4))
-            hopper.attention_forward(q, k, v, cu, recipe="bf16", causal=causal)
-            got = hopper.attention_forward(q, k, v, cu, causal=causal)
-            inputs = got.inputs
-            assert isinstance(inputs, quantize.QuantizedInputs)
-            for widens in (False, True):
-                saved = (dout, got.out, got.m, got.l, inputs, got.schedule)
+            for recipe, widens in (("bf16", False), ("mxfp8", False), ("mxfp8", True)):
+                got = hopper.attention_forward(q, k, v, cu, recipe=recipe, causal=causal)
+                saved = (dout, got.out, got.m, got.l, got.inputs, got.schedule)
                 hopper_backward.attention_backward(*saved, dim**-0.5, widens=widens)
 
 

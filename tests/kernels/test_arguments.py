@@ -133,6 +133,7 @@ def test_quantizer_of_one_tensor(plan, no_launch):
         (TypeError, "gradients[0] must be a torch tensor of", {"gradients": [tokens(dtype=torch.int32)]}),
         (ValueError, "gradients[2] must have shape (5, H, D)", {"gradients": [tokens(), tokens(), tokens(count=2)]}),
         (ValueError, "a launch clears at most 3 outputs", {"gradients": [tokens()] * 4}),
+        (ValueError, "wide must be a tensor without scaled", {"scaled": False}),
     ],
 )
 def test_row_pass(plan, no_launch, error, words, changed):

@@ -5,9 +5,14 @@ import pytest
 from flamia.kernels import disassembly, registry, targets
 from flamia.kernels.build import build, read_report
 
+WAYS = (("mxfp8", 0), ("mxfp8", 1), ("bf16", 0))
 UNITS = [
-    *(registry.HOPPER_BACKWARD_KEYS.unit(element="bf16", dim=d, widens=w) for d in (64, 128) for w in (0, 1)),
-    *(registry.HOPPER_BACKWARD_DQ.unit(element="bf16", dim=d) for d in (64, 128)),
+    *(
+        registry.HOPPER_BACKWARD_KEYS.unit(recipe=r, element="bf16", dim=d, widens=w)
+        for d in (64, 128)
+        for r, w in WAYS
+    ),
+    *(registry.HOPPER_BACKWARD_DQ.unit(recipe=r, element="bf16", dim=d) for d in (64, 128) for r in ("mxfp8", "bf16")),
 ]
 
 
@@ -29,7 +34,8 @@ def test_the_products_are_in_the_machine_code(nvrtc, cold_cache, unit):
         pytest.skip(str(error))
     (counts,) = disassembly.count_instructions(sass).values()
     found = disassembly.group_opcodes(counts)
-    assert found["HGMMA"] > 0 and (found["QGMMA"] > 0) == (unit.kernel is registry.HOPPER_BACKWARD_KEYS)
+    scaled_products = unit.kernel is registry.HOPPER_BACKWARD_KEYS and unit.values[0] == "mxfp8"
+    assert found["HGMMA"] > 0 and (found["QGMMA"] > 0) == scaled_products
     assert "LDL" not in found and "STL" not in found
 
 

@@ -107,11 +107,17 @@ def test_other_head_dims_compile_on_demand_without_spills(nvrtc, cold_cache, dim
 
 @pytest.mark.parametrize("dim", [64, 128])
 def test_the_variant_that_measures_the_numerics_compiles_on_demand(nvrtc, cold_cache, dim):
-    unit = registry.HOPPER_FORWARD.unit(recipe="bf16", dim=dim)
-    assert unit not in find_units()
-    (entry,) = build(unit, targets.SM_90A).entries
-    assert entry.spill_bytes == entry.stack_bytes == 0
-    assert entry.registers <= registry.HOPPER_FORWARD.entries[0].max_registers
+    backward = {"recipe": "bf16", "dim": dim, "element": "fp32"}
+    for unit in (
+        registry.HOPPER_FORWARD.unit(recipe="bf16", dim=dim),
+        registry.HOPPER_BACKWARD_OPERANDS.unit(recipe="bf16", dim=dim, widens=0),
+        registry.HOPPER_BACKWARD_KEYS.unit(**backward, widens=0),
+        registry.HOPPER_BACKWARD_DQ.unit(**backward),
+    ):
+        assert unit not in find_units()
+        (entry,) = build(unit, targets.SM_90A).entries
+        assert entry.spill_bytes == entry.stack_bytes == 0
+        assert entry.registers <= unit.kernel.entries[0].max_registers
 
 
 def test_spills_fail_the_build_unless_declared(nvrtc, empty_cache, tmp_path):

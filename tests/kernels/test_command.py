@@ -63,7 +63,7 @@ def test_unknown_names_and_targets_are_refused():
     assert "target must be one of ['sm_100a', 'sm_103a'] for blackwell_dq blackwell_forward, got ['sm_90a']" in said
 
 
-def test_some_kernels_are_built_by_a_pattern_and_others_by_name(nvrtc, cold_cache):
+def test_some_kernels_are_built_by_a_pattern_and_others_by_name(nvrtc, empty_cache):
     done = run("build", "hopper_fa*", "row_pass[bf16,d32]", "-t", "sm_90a", "-t", "sm_100a")
     assert done.exit_code == 0, done.output
     for name in ("hopper_factors", "row_pass[bf16,d32]"):

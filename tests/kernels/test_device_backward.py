@@ -3,14 +3,14 @@
 What the forward would hand over comes from the reference, so that a fault here is one of the backward.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
 from flamia.kernels import hopper_backward, quantize, schedule
-from flamia.kernels.hopper import key_operands
+from flamia.kernels.hopper import key_operands, pack_qkv
 from flamia.kernels.stored import STORED_BYTES
 from flamia.reference.backward import attention_backward
 from flamia.reference.forward import attention_forward
@@ -30,6 +30,7 @@ class Case:
     heads: tuple[int, int] = (1, 1)
     dim: int = 128
     causal: bool = True
+    recipe: str = "mxfp8"
     dtype: str = "bfloat16"
     scale: float | None = None
     size: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
@@ -112,6 +113,35 @@ CASES = (
         },
     ),
     Case("zero_tokens", SEVERAL, specials={"q": [(9, 0.0)], "k": [(300, 0.0)], "v": [(slice(0, 300), 0.0)]}),
+    *(
+        replace(case, name=f"unscaled_{case.name}", recipe="bf16")
+        for case in (
+            Case("one_tile", (128,)),
+            Case("half_tile", (40,)),
+            Case("full_two_tiles", (200,), causal=False),
+            Case("pack", SEVERAL, heads=(2, 2)),
+            Case("groups", SEVERAL, heads=(4, 2)),
+            Case("groups_64_full", SEVERAL, heads=(4, 1), dim=64, causal=False),
+            Case("one_head_at_a_time", SEVERAL, heads=(4, 2), dim=64, stored_bytes=0, longest=300),
+            Case("float32", SEVERAL, heads=(2, 1), dtype="float32"),
+            Case("high_tops", (70,), size=(7.0, 7.0, 1.0, 1.0)),
+            Case(
+                "lost_tokens",
+                (90,),
+                causal=False,
+                specials={x: [(i, NAN)] for x, i in zip("qkvo", (3, 66, 9, 70), strict=True)},
+            ),
+            Case("lost_key", SEVERAL, heads=(2, 1), specials={"k": [(290, NAN), (640, float("inf"))]}),
+            Case("zero_rows", SEVERAL, heads=(2, 1), zero_rows=0.6),
+            Case("rough", SEVERAL, heads=(2, 1), rough=6),
+            Case("tiny_gradients", SEVERAL, size=(1.0, 1.0, 1.0, 2.0**-125), dtype="float32"),
+            Case("tiny_scores", SEVERAL, size=(2.0**-70, 2.0**-70, 1.0, 1.0)),
+            Case("huge_scores", SEVERAL, size=(2.0**9, 2.0**9, 1.0, 1.0)),
+            Case("huge_values", (300, 90), size=(1.0, 1.0, 2.0**70, 2.0**56)),
+            Case("wide", SEVERAL, rough=60, dtype="float32"),
+            Case("flat", SEVERAL, scale=0.0),
+        )
+    ),
 )
 
 
@@ -149,14 +179,18 @@ def differences(case, device, to_numpy, ways=(False, True)):
     """What differs from the reference in a case, as text; ``ways``: values of ``widens``."""
     q, k, v, dout, cu = case.draw()
     with np.errstate(all="ignore"):
-        f = attention_forward(q, k, v, cu, causal=case.causal, softmax_scale=case.scale, profile="hopper")
+        options = {"recipe": case.recipe, "causal": case.causal, "softmax_scale": case.scale}
+        f = attention_forward(q, k, v, cu, **options, profile="hopper")
         want = attention_backward(dout, f)
     plan = schedule.build_schedule(upload(cu, device), q.shape[0], *case.heads, case.causal, max_seqlen=case.longest)
     q, k, v = (upload(x, device) for x in (q, k, v))
-    inputs = quantize.quantize_qkv(q, k, v, plan, keys=key_operands(v, plan, "mxfp8"))
+    if case.recipe == "bf16":
+        inputs = pack_qkv(q, k, v, plan)
+    else:
+        inputs = quantize.quantize_qkv(q, k, v, plan, keys=key_operands(v, plan, "mxfp8"))
     saved = [upload(x, device) for x in (dout, f.out, f.m, f.l)]
     found = []
-    for widens in ways:
+    for widens in ways if case.recipe == "mxfp8" else (None,):
         options = {"stored_bytes": case.stored_bytes, "widens": widens}
         got = hopper_backward.attention_backward(*saved, inputs, plan, f.softmax_scale, **options)
         for n in ("dv", "dk", "dq"):

@@ -11,7 +11,8 @@ from flamia.reference.documents import TILE
 from flamia.reference.forward import Forward
 from flamia.reference.operands import BFLOAT16_LARGEST, exp2_of
 from flamia.reference.profiles import get_profile
-from flamia.reference.recipes import MXFP8
+from flamia.reference.recipes import BF16, MXFP8, Scaling
+from flamia.reference.scaling import quantize_tokens
 
 LENGTHS, PADDING = [127, 1, 0, 128, 300, 0, 33, 31, 32, 5], 7
 
@@ -38,6 +39,8 @@ def same_bits(got, expected):
 
 def expect_wide(operand, cu):
     """Note [Wide tile] of ``hopper/tiles.cuh``: the values of dO' in bfloat16, finite."""
+    if operand.scaling is Scaling.NONE:
+        return layout.pack_payload(operand.payload.view(np.uint8), cu)
     scale = np.exp2(operand.scale.astype(np.float32) - 127)[..., None]
     values = np.clip(formats.decode_table(formats.E4M3)[operand.payload] * scale, -BFLOAT16_LARGEST, BFLOAT16_LARGEST)
     return layout.pack_payload(values.astype(bfloat16).view(np.uint8), cu)
@@ -57,7 +60,7 @@ def check_tiles(got, expected, written):
     assert (got[~written] != 0).all()
 
 
-def check_row_pass(device, to_numpy, draw, dim, dtype, wide):
+def check_row_pass(device, to_numpy, draw, dim, dtype, wide, recipe=MXFP8):
     """Everything that a launch writes, with wide tiles if ``wide``."""
     import torch
 
@@ -74,18 +77,26 @@ def check_row_pass(device, to_numpy, draw, dim, dtype, wide):
         row_sum = torch.where(chosen, torch.full_like(row_sum, value), row_sum)
     dq, dk = (torch.full((tokens, h, dim), 7.0, dtype=kind, device=device) for h in (heads, 1))
     room = torch.empty((heads, plan.max_tiles, 2 * TILE * dim), dtype=torch.uint8, device=device) if wide else None
-    got = quantize.row_pass(dout, out, row_sum, row_max, plan, gradients=(dq, None, dk), wide=room)
+    scaled = recipe is MXFP8
+    if dtype == "float32":
+        dout[3] = 3.4e38  # finite, but not in bfloat16
+    got = quantize.row_pass(dout, out, row_sum, row_max, plan, gradients=(dq, None, dk), wide=room, scaled=scaled)
 
     l, m = to_numpy(row_sum), to_numpy(row_max)  # noqa: E741
     forward = Forward(
-        to_numpy(out), m, m, l, {}, cu, MXFP8, get_profile("blackwell"), True, 1.0, head_counts=(heads, 1)
+        to_numpy(out), m, m, l, {}, cu, recipe, get_profile("blackwell"), True, 1.0, head_counts=(heads, 1)
     )
     want = twin(to_numpy(dout), forward)
     operand = want.dout["dout"]
-    written = used_halves(cu, dim) if wide else True
-    check_tiles(to_numpy(got.dout.payload), layout.pack_payload(operand.payload, cu), written)
-    for tiles, contraction in ((got.dout.scales, "channels"), (got.dout.token_scales, "tokens")):
-        packed = layout.pack_scales(operand.scale, cu, dim, contraction)
+    scales, contractions = operand.scale, {"channels": got.dout.scales, "tokens": got.dout.token_scales}
+    if scaled:
+        written = used_halves(cu, dim) if wide else True
+        check_tiles(to_numpy(got.dout.payload), layout.pack_payload(operand.payload, cu), written)
+    else:  # bounds, in the form of scales
+        assert got.dout.payload is None and contractions.pop("tokens") is None
+        scales = quantize_tokens(operand.payload.astype(np.float32), cu, 32).scale
+    for contraction, tiles in contractions.items():
+        packed = layout.pack_scales(scales, cu, dim, contraction)
         np.testing.assert_array_equal(to_numpy(tiles)[:, : packed.shape[1]], packed)
     same_bits(to_numpy(got.delta), rows_to_tiles(want.delta, cu, 0.0))
     same_bits(to_numpy(got.top), rows_to_tiles(want.top, cu, np.inf))
@@ -103,12 +114,13 @@ def test_quick_row_pass(poisoned, to_numpy, draw, dim, dtype):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("dim", [64, 96, 128])
-def test_quick_row_pass_with_wide_tiles(poisoned, to_numpy, draw, dim, dtype):
+@pytest.mark.parametrize("recipe", [MXFP8, BF16], ids=lambda r: r.name)
+def test_quick_row_pass_with_wide_tiles(poisoned, to_numpy, draw, recipe, dim, dtype):
     import torch
 
     if torch.cuda.get_device_capability(poisoned) != (9, 0):
         pytest.skip("the Hopper kernels need compute capability 9.0")
-    check_row_pass(poisoned, to_numpy, draw, dim, dtype, wide=True)
+    check_row_pass(poisoned, to_numpy, draw, dim, dtype, True, recipe)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])

@@ -66,6 +66,7 @@ def made():
             "usual": forward(),
             "wide": forward(dim=128),
             "bounded": forward(max_seqlen=200),
+            "unscaled": forward(recipe="bf16"),
         }
 
 
@@ -151,6 +152,22 @@ def test_short_documents_are_widened_in_shared_memory(made):
     assert not prefers(5, 0)
 
 
+def test_unscaled_operands_are_read_where_they_are(made, launched):
+    f = made["unscaled"]
+    differentiate(f)
+    assert [entry for entry, _ in launched] == [
+        *("row_pass_unscaled", "backward_operands"),
+        *("backward_keys", "backward_dq"),
+    ]
+    (_, rows), *others = launched
+    packed, dout = f.inputs, int(rows["wide"][0])
+    assert dout and not rows["payload"][0] and not rows["token_scales"][0]
+    for _, params in others:
+        found = {name: int(params[name][0]) for name in ("q", "q_wide", "k", "v", "dout", "dout_wide")}
+        q, k, v = (x.wide.data_ptr() for x in (packed.q, packed.k, packed.v))
+        assert found == {"q": q, "q_wide": q, "k": k, "v": v, "dout": dout, "dout_wide": dout}
+
+
 REFUSED = {
     "schedule": (lambda f: None, "schedule must be a DeviceSchedule, got NoneType"),
     "out": (lambda f: torch.ones(TOKENS, 4, 96), r"out must have a head_dim of \(64, 128\) on Hopper, got 96"),
@@ -159,8 +176,12 @@ REFUSED = {
     "softmax_scale": (lambda f: float("nan"), "softmax_scale must be from 0 to"),
     "stored_bytes": (lambda f: -1, "stored_bytes must be at least 0, got -1"),
     "stored_bytes, no integer": (lambda f: 2e9, "stored_bytes must be an integer, got 2000000000.0"),
-    "inputs": (lambda f: None, "inputs must be a QuantizedInputs, got NoneType"),
+    "inputs": (lambda f: None, "inputs must be a QuantizedInputs or a PackedInputs, got NoneType"),
     "inputs, of another head_dim": (lambda f: f["wide"].inputs, r"inputs.q.payload must be .* \(4, 4, 8192\)"),
+    "inputs, packed": (
+        lambda f: replace(f["unscaled"].inputs, k=f["unscaled"].inputs.q),
+        r"inputs.k.wide must be .* \(2, 4, 16384\)",
+    ),
     "inputs, with V as Blackwell has it": (
         lambda f: replace(f["usual"].inputs, v=replace(f["usual"].inputs.v, exponents=None)),
         "inputs.v.exponents must be a contiguous torch.float32 .* got NoneType",

@@ -11,6 +11,7 @@ from flamia.conformance.simulator.machine import faults  # noqa: E402
 from flamia.kernels import conversions, epilogue, quantize, schedule  # noqa: E402, F401  whose launches are simulated
 from flamia.kernels.targets import SM_90A, TARGETS  # noqa: E402
 from flamia.reference import formats  # noqa: E402
+from flamia.reference.recipes import BF16, MXFP8  # noqa: E402
 from tests.kernels import test_device_formats as formats_tests  # noqa: E402
 from tests.kernels import test_device_quantize as quantize_tests  # noqa: E402
 from tests.kernels import test_device_row_pass as row_tests  # noqa: E402
@@ -97,10 +98,11 @@ def test_row_pass(device, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_row_pass_with_wide_tiles(monkeypatch, dtype):
+@pytest.mark.parametrize("recipe", [MXFP8, BF16], ids=lambda r: r.name)
+def test_row_pass_with_wide_tiles(monkeypatch, recipe, dtype):
     monkeypatch.setattr(row_tests, "LENGTHS", [*RAGGED, 5])
     with simulated_device(SM_90A, seed=1) as (device, _):
-        row_tests.check_row_pass(device, to_numpy, draw, 64, dtype, wide=True)
+        row_tests.check_row_pass(device, to_numpy, draw, 64, dtype, True, recipe)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 from flamia.conformance.simulator import host  # noqa: E402
-from flamia.conformance.targets.hopper import HopperTarget  # noqa: E402
+from flamia.conformance.targets.hopper import KERNELS  # noqa: E402
 from flamia.kernels import hopper_backward as hopper_backward  # noqa: E402  # its launches are replaced, too
 from flamia.kernels import targets  # noqa: E402
 from flamia.kernels.build import build  # noqa: E402
@@ -17,7 +17,7 @@ from flamia.kernels.nvrtc import NvrtcNotFoundError, load_nvrtc  # noqa: E402
 from flamia.pytorch import hopper  # noqa: E402
 from flamia.pytorch.exchange import to_numpy  # noqa: E402
 from flamia.reference import attention_backward, attention_forward  # noqa: E402
-from flamia.reference.recipes import MXFP8  # noqa: E402
+from flamia.reference.recipes import BF16, MXFP8  # noqa: E402
 
 
 def draw(tokens, heads):
@@ -27,25 +27,31 @@ def draw(tokens, heads):
     ]
 
 
-def test_forward_and_backward_give_the_references_bits(monkeypatch):
+@pytest.mark.parametrize("recipe", [MXFP8, BF16], ids=lambda r: r.name)
+def test_forward_and_backward_give_the_references_bits(monkeypatch, recipe):
     try:
         load_nvrtc()
     except NvrtcNotFoundError as error:
         pytest.skip(str(error))
     q, k, v, dout = draw(45, (2, 1))
     cu, scale, causal = torch.tensor([0, 40, 43], dtype=torch.int32), 0.125, True
-    traced = hopper.empty_saved(q, k, v, cu, MXFP8, causal)
+    traced = hopper.empty_saved(q, k, v, cu, recipe, causal)
     properties = SimpleNamespace(multi_processor_count=2)  # as many as the simulated device has
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     built = []
     monkeypatch.setattr(host, "build", lambda unit, target: (built.append(unit.kernel), build(unit, target))[1])
     with host.simulated_device(targets.SM_90A):
-        out, lse, m, l, saved = hopper.forward(q, k, v, cu, MXFP8, causal, scale, 40)  # noqa: E741
-        gradients = hopper.backward(dout, out, m, l, cu, saved, 1, MXFP8, causal, scale, 40)
-    assert set(built) == set(HopperTarget.kernels), "a certificate must name every source that is launched"
+        out, lse, m, l, saved = hopper.forward(q, k, v, cu, recipe, causal, scale, 40)  # noqa: E741
+        gradients = hopper.backward(dout, out, m, l, cu, saved, 1, recipe, causal, scale, 40)
+    assert set(built) == set(KERNELS[recipe.name]), "a certificate must name every source that is launched"
     assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in traced]
     expected = attention_forward(
-        *(to_numpy(x) for x in (q, k, v)), cu.numpy(), causal=causal, softmax_scale=scale, profile="hopper"
+        *(to_numpy(x) for x in (q, k, v)),
+        cu.numpy(),
+        recipe=recipe,
+        causal=causal,
+        softmax_scale=scale,
+        profile="hopper",
     )
     wanted = attention_backward(to_numpy(dout), expected)
     pairs = [(out, expected.out), (lse, expected.lse), (m, expected.m), (l, expected.l)]

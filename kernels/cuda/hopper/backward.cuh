@@ -12,7 +12,8 @@
 //
 // Note [Widening]
 // ~~~~~~~~~~~~~~~
-// Products over channels read q and dO' as E4M3, those over tokens as bfloat16. The wide copies are made in one of two
+// Products over channels read q and dO' as E4M3, those over tokens as bfloat16. (Unscaled, both read one tile, Note [Wide
+// tile].) The wide copies are made in one of two
 // ways, with the same bits. Without WIDENS `row_pass_wide` and `backward_operands` write them to memory, and a step
 // fetches both kinds: best for long documents, whose steps read them again and again from L2. With WIDENS the other three
 // warps of the third warpgroup make them in shared memory from the codes: a third of the bytes, and no copies in memory,
@@ -26,6 +27,7 @@
 //   X = fl(P fma(acc, 2^e of V 2^e of dO, -delta)), two at a time: cut to their upper halves, plus half a unit of the last
 //       place that is kept, cut again. A number that is cut first is not on another side of any middle between two, and a
 //       middle is rounded away from zero.
+// Unscaled, all of these powers are 1, and X is rounded to even.
 // So the numbers are those of the reference, whose scaled scores and dP are products with powers of two too, and exact. A
 // product of dP is a multiple of 2^-138 at least, which a subnormal number holds. Hidden scores are as low as can be: P =
 // +0, and X = 0 for any finite dP. A row with top = +inf has P = +0 and X = 0.
@@ -38,16 +40,16 @@
 #include "hopper/tiles.cuh"
 
 struct BackwardParams {
-  const uint8_t* q;      // (q_heads, max_tiles, 128 D), E4M3
+  const uint8_t* q;      // (q_heads, max_tiles, 128 ROW_BYTES), E4M3; or unscaled, as q_wide
   const uint8_t* k;      // (kv_heads, ...)
   const uint8_t* v;
   const uint8_t* dout;   // (q_heads, ...)
   uint8_t* q_wide;           // (q_heads, max_tiles, 256 D), values in bfloat16, 0 for a lost token; null: Note [Widening]
   const uint8_t* dout_wide;  // (q_heads, ...)
-  const float* q_exponents;  // (q_heads, max_tiles, 128), Note [Folded exponents]
+  const float* q_exponents;  // (q_heads, max_tiles, 128), Note [Folded exponents]; of unscaled rows a bound
   const float* k_exponents;
   const float* v_exponents;
-  const uint8_t* dout_scales;  // (q_heads, max_tiles, 512), one byte per token in column 0
+  const uint8_t* dout_scales;  // (q_heads, max_tiles, 512), one byte per token in column 0; of unscaled rows a bound
   const float* delta;          // (q_heads, max_tiles, 128)
   const float* top;
   Tokens first;   // dK of `backward_keys`, dQ of `backward_dq`
@@ -81,18 +83,31 @@ namespace backward {
 
 using namespace hopper;
 
+#if defined(RECIPE_IS_MXFP8)
+constexpr bool E4M3 = true;
+#elif defined(RECIPE_IS_BF16)
+constexpr bool E4M3 = false;
+#endif
+
+#if defined(WIDENS)
+// How wide copies of q and dO' come about: in shared memory, in memory, or (unscaled) they are what there is.
+constexpr bool WIDENING = WIDENS, COPIED = E4M3 && !WIDENING;  // Note [Widening]
+static_assert(E4M3 || !WIDENING, "there are no codes to widen");
+#endif
+
 constexpr int D = HEAD_DIM;
 constexpr int TILE = layout::TILE;
 constexpr int STEP = 64;  // tokens of a step
 constexpr int CONSUMERS = 256;
 constexpr int THREADS = CONSUMERS + 128;
 constexpr int PANELS = D / 64;
-constexpr int TILE_BYTES = TILE * D, STEP_BYTES = STEP * D;
+constexpr int ROW_BYTES = E4M3 ? D : 2 * D;  // of what is contracted over channels
+constexpr int TILE_BYTES = TILE * ROW_BYTES, STEP_BYTES = STEP * ROW_BYTES;
 constexpr int STEP_PANEL = STEP * 128;              // bytes of 64 rows of a panel of a wide tile
 constexpr int STEP_WIDE = PANELS * STEP_PANEL;
 static_assert(D == 64 || D == 128, "the Hopper kernels take head_dim 64 and 128");
 
-constexpr int F = 3;  // fraction bits of P and X
+constexpr int F = E4M3 ? 3 : 7;  // fraction bits of P and X
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(formats::EXPONENT); }
 
@@ -169,10 +184,14 @@ __device__ __forceinline__ float decode_scale(uint32_t byte) {
   return byte == formats::E8M0_NAN ? __uint_as_float(0x7FC00000u) : formats::decode_e8m0(byte);
 }
 
-// Whether an exponent of Q or K, of V, a byte of dO, a row of dO is usual: Note [Fast steps]. False for NaN.
-__device__ __forceinline__ bool check_exponent(float e) { return e >= -20.0f && e <= 2.0f; }
-__device__ __forceinline__ bool check_v(float e) { return e >= -30.0f && e <= 30.0f; }
-__device__ __forceinline__ bool check_dout(uint32_t byte) { return byte >= 37 && byte <= 157; }
+// 2^e of a token; 1 of an unscaled one, whose exponent is only a bound. NaN of a lost one.
+__device__ __forceinline__ float token_scale(float e) { return E4M3 ? exp2_scale(e) : e == e ? 1.0f : e; }
+
+// Whether an exponent of Q or K, of V, a byte of dO, a row of dO is usual: Note [Fast steps]. False for NaN. Unscaled,
+// they bound the numbers: below 2^e, and 2^(byte - 118).
+__device__ __forceinline__ bool check_exponent(float e) { return E4M3 ? e >= -20.0f && e <= 2.0f : e <= 60.0f; }
+__device__ __forceinline__ bool check_v(float e) { return E4M3 ? e >= -30.0f && e <= 30.0f : e <= 60.0f; }
+__device__ __forceinline__ bool check_dout(uint32_t byte) { return E4M3 ? byte >= 37 && byte <= 157 : byte <= 177; }
 __device__ __forceinline__ bool check_row(float top, float delta) {
   return top > -0x1p20f && top < BITS_TOP && fabsf(delta) < 0x1p100f;
 }
@@ -192,6 +211,7 @@ __device__ __forceinline__ void init_barriers(uint64_t (&barriers)[N], uint32_t 
 
 // X of two numbers as a bfloat16 pair, rounded to F fraction bits.
 __device__ __forceinline__ uint32_t round_pair(float low, float high) {
+  if constexpr (!E4M3) return ptx::cvt_rn_bf16x2_f32(high, low);
   const uint32_t cut = ptx::prmt(__float_as_uint(low), __float_as_uint(high), 0x7632);
   return (cut + 0x00080008u) & 0xFFF0FFF0u;
 }
@@ -205,11 +225,19 @@ __device__ __forceinline__ float unpack(const uint32_t (&a)[16], int i) {
 // Products name their operands by descriptors. The one of a stage is that of stage 0, which does not change, and its
 // distance, in units of 16 bytes: an addition per product.
 
-// d = A B^T over channels, both E4M3; a at row 0 of 64, b likewise, `distance` bytes further.
+// d = A B^T over channels; a at row 0 of 64 of a tile, b of a step, `distance` bytes further.
+constexpr int WIDTH = ROW_BYTES < 128 ? ROW_BYTES : 128;  // of a panel
 __device__ __forceinline__ void multiply_channels(float (&d)[32], uint32_t a, uint32_t b, uint32_t distance) {
-  const uint64_t da = describe_k_major<D>(a), db = describe_k_major<D>(b) + distance / 16;
+  const uint64_t da = describe_k_major<WIDTH>(a), db = describe_k_major<WIDTH>(b) + distance / 16;
 #pragma unroll
-  for (int k = 0; k < D / 32; ++k) ptx::wgmma_e4m3_ss<64>(d, da + 2 * k, db + 2 * k, k != 0);
+  for (int k = 0; k < ROW_BYTES / 32; ++k) {
+    const int panel = k / 4, piece = 2 * (k % 4);
+    if constexpr (E4M3) {
+      ptx::wgmma_e4m3_ss<64>(d, da + piece, db + piece, k != 0);
+    } else {
+      ptx::wgmma_bf16_ss<64>(d, da + panel * (PANEL_BYTES / 16) + piece, db + panel * (STEP_PANEL / 16) + piece, k != 0);
+    }
+  }
 }
 
 // d += A B over 16 STEPS tokens; b: rows of a wide tile, `distance` bytes further.
@@ -240,16 +268,13 @@ __device__ __forceinline__ void forget_all(float (&x)[N]) {
   for (int i = 0; i < N; ++i) ptx::forget(x[i]);
 }
 
-// Start to copy 64 rows of a tile.
+// Start to copy 64 rows of a tile with rows of BYTES.
+template <int BYTES>
 __device__ __forceinline__ void copy_step(uint32_t to, const uint8_t* tile, int half, uint32_t barrier) {
-  ptx::cp_async_bulk_shared_global(to, tile + half * STEP_BYTES, STEP_BYTES, barrier);
-}
-
-// The same of a wide tile.
-__device__ __forceinline__ void copy_step_wide(uint32_t to, const uint8_t* tile, int half, uint32_t barrier) {
+  constexpr int PANEL = STEP * (BYTES < 128 ? BYTES : 128);
 #pragma unroll
-  for (int i = 0; i < PANELS; ++i) {
-    ptx::cp_async_bulk_shared_global(to + i * STEP_PANEL, tile + i * PANEL_BYTES + half * STEP_PANEL, STEP_PANEL, barrier);
+  for (int i = 0; i < STEP * BYTES / PANEL; ++i) {
+    ptx::cp_async_bulk_shared_global(to + i * PANEL, tile + (2 * i + half) * PANEL, PANEL, barrier);
   }
 }
 

@@ -15,7 +15,7 @@
 //
 // A CTA takes an item of the forward's list: two adjacent query tiles of a head, a consumer warpgroup for each of their
 // four blocks, which share the tiles of K: X streams from memory once, and K comes from L2 for every four blocks. It comes
-// as E4M3, and three more warps make bfloat16 of it: half of the bytes, and no copy of K in memory.
+// as E4M3, and three more warps make bfloat16 of it: half of the bytes, and no copy of K in memory. Unscaled, it is wide.
 #include "common/pairs.cuh"
 #include "hopper/backward_rows.cuh"
 #include "hopper/backward_wide.cuh"
@@ -23,7 +23,7 @@
 using namespace backward;
 
 constexpr int BLOCKS = 4;  // of the queries of an item
-constexpr int QUERY_WARPS = 4 * BLOCKS, KEY_WARPS = 3, ALL_THREADS = 32 * (QUERY_WARPS + KEY_WARPS + 1);
+constexpr int QUERY_WARPS = 4 * BLOCKS, KEY_WARPS = 3, ALL_THREADS = 32 * (QUERY_WARPS + (E4M3 ? KEY_WARPS : 0) + 1);
 constexpr int BLOCK_BYTES = STEP * STEP * 2;  // of a block of X
 constexpr int STAGES = D == 128 ? 4 : 5;
 constexpr int AHEAD = 8;  // steps before its end in which an item's successor is taken
@@ -31,7 +31,7 @@ constexpr int AHEAD = 8;  // steps before its end in which an item's successor i
 struct alignas(1024) Stage {
   uint8_t x[BLOCKS][BLOCK_BYTES];
   uint8_t wide[STEP_WIDE];  // of the keys
-  uint8_t k[STEP_BYTES];
+  uint8_t k[E4M3 ? STEP_BYTES : 1];
 };
 
 // The item of a stage, as its consumers see it.
@@ -118,11 +118,15 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
         int needed = 0;
 #pragma unroll
         for (int b = 0; b < BLOCKS; ++b) needed += step < count_seen(causal, item.first + b, blocks);
-        ptx::mbarrier_arrive_expect_tx(barrier, needed * BLOCK_BYTES + (valid ? STEP_BYTES + sizeof(s.exponents[0]) : 0));
+        constexpr uint32_t OF_KEYS = STEP_BYTES + (E4M3 ? sizeof(s.exponents[0]) : 0);
+        ptx::mbarrier_arrive_expect_tx(barrier, needed * BLOCK_BYTES + (valid ? OF_KEYS : 0));
         if (valid) {
-          copy_step(ptx::shared_address(stage.k), p.k + (slot + step / 2) * TILE_BYTES, step % 2, barrier);
-          ptx::cp_async_bulk_shared_global(ptx::shared_address(s.exponents[ring.stage]),
-                                           p.k_exponents + slot * TILE + step * STEP, sizeof(s.exponents[0]), barrier);
+          copy_step<ROW_BYTES>(ptx::shared_address(E4M3 ? stage.k : stage.wide),
+                               p.k + (slot + step / 2) * TILE_BYTES, step % 2, barrier);
+          if constexpr (E4M3) {
+            ptx::cp_async_bulk_shared_global(ptx::shared_address(s.exponents[ring.stage]),
+                                             p.k_exponents + slot * TILE + step * STEP, sizeof(s.exponents[0]), barrier);
+          }
 #pragma unroll
           for (int b = 0; b < BLOCKS; ++b) {
             const int block = item.first + b;
@@ -217,7 +221,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
 #pragma unroll 1
     for (int step = 0; step < seen; ++step) {
       wait_full();
-      wait(ptx::shared_address(&s.widened[ring.stage]), ring.phase);
+      if constexpr (E4M3) wait(ptx::shared_address(&s.widened[ring.stage]), ring.phase);
       const uint32_t distance = ring.stage * (sizeof(Stage) / 16);
       ptx::wgmma_fence();
 #pragma unroll
@@ -261,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) backward_dq(const _
   const int warp = uniform(threadIdx.x / 32);
   if (warp < QUERY_WARPS) {
     consume(p, s);
-  } else if (warp < QUERY_WARPS + KEY_WARPS) {
+  } else if (E4M3 && warp < QUERY_WARPS + KEY_WARPS) {
     widen(s);
   } else {
     fetch(p, s);

@@ -43,7 +43,7 @@ __device__ __forceinline__ void fast_probabilities(uint32_t (&a)[16], const floa
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const float4 of = score[4 * (n + i / 4)];
-      s[i] = __fmul_rn(x[4 * n + i], i % 4 < 2 ? k0 : k1);
+      s[i] = E4M3 ? __fmul_rn(x[4 * n + i], i % 4 < 2 ? k0 : k1) : x[4 * n + i];
       c[i] = i % 2 == 0 ? of.x : of.y;
       k[i] = i % 2 == 0 ? of.z : of.w;
     }
@@ -61,7 +61,7 @@ __device__ __forceinline__ void fast_gradients(uint32_t (&x)[16], const uint32_t
     const float2 minus = delta[4 * n];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float f = __fmul_rn(h == 0 ? v0 : v1, of_dout[n / 4]);
+      const float f = E4M3 ? __fmul_rn(h == 0 ? v0 : v1, of_dout[n / 4]) : 1.0f;
       const int i = 4 * n + 2 * h;
       const float low = __fmul_rn(unpack(a, i), __fmaf_rn(dp[i], f, minus.x));
       const float high = __fmul_rn(unpack(a, i + 1), __fmaf_rn(dp[i + 1], f, minus.y));

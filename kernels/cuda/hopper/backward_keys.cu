@@ -43,7 +43,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   float x[32], dp[32], dk[D / 2], dv[D / 2];
   uint32_t a[16], b[16];  // P^T, X^T
 
-  const uint32_t k = ptx::shared_address(s.operands.k) + group * STEP_BYTES;
+  const uint32_t k = ptx::shared_address(s.operands.k) + group * STEP * WIDTH;
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
   const auto multiply_scores = [&](int stage) {
     forget_all(x);

@@ -81,8 +81,8 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
       wait(ptx::shared_address(s.keys_empty), keys_phase);
       keys_phase ^= 1;
       if (lane != 0) return;
-      // Of a causal document's last tile, no query sees an absent half.
-      const uint32_t bytes = !causal || r.tile + 1 < r.count || r.rows > STEP ? TILE_BYTES : STEP_BYTES;
+      // Of a causal document's last tile, no query sees an absent half, which codes have in one piece.
+      const uint32_t bytes = !E4M3 || !causal || r.tile + 1 < r.count || r.rows > STEP ? TILE_BYTES : STEP_BYTES;
       uint32_t barrier = ptx::shared_address(s.k_full);
       ptx::mbarrier_arrive_expect_tx(barrier, bytes);
       ptx::cp_async_bulk_shared_global(ptx::shared_address(s.operands.k), p.k + k_slot * TILE_BYTES, bytes, barrier);
@@ -109,19 +109,19 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
           uint8_t* const x = p.x + ((int64_t(r.head - p.first_head) * p.group + g) * p.pairs + pair) * PAIR_BYTES;
           s.steps[ring.stage] = {x + now.half * HALF_BYTES, now.tile, now.half,
                                  (diagonal ? DIAGONAL : 0u) | (more ? 0u : ENDS)};
-          constexpr int WIDE = WIDENING ? STEP * sizeof(float) : 2 * STEP_WIDE;
+          constexpr int WIDE = WIDENING ? STEP * sizeof(float) : COPIED ? 2 * STEP_WIDE : 0;
           ptx::mbarrier_arrive_expect_tx(barrier, 2 * STEP_BYTES + WIDE + sizeof(QueryColumns));
-          copy_step(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, now.half, barrier);
+          copy_step<ROW_BYTES>(ptx::shared_address(stage.q), p.q + slot * TILE_BYTES, now.half, barrier);
           ptx::cp_async_bulk_shared_global(ptx::shared_address(&columns),
                                            p.q_columns + (2 * slot + now.half) * sizeof(QueryColumns), sizeof(QueryColumns),
                                            barrier);
-          copy_step(ptx::shared_address(stage.dout), p.dout + slot * TILE_BYTES, now.half, barrier);
+          copy_step<ROW_BYTES>(ptx::shared_address(stage.dout), p.dout + slot * TILE_BYTES, now.half, barrier);
           if constexpr (WIDENING) {
             ptx::cp_async_bulk_shared_global(ptx::shared_address(s.exponents[ring.stage]),
                                              p.q_exponents + slot * TILE + now.half * STEP, WIDE, barrier);
-          } else {
-            copy_step_wide(ptx::shared_address(stage.dout_wide), p.dout_wide + slot * 2 * TILE_BYTES, now.half, barrier);
-            copy_step_wide(ptx::shared_address(stage.q_wide), p.q_wide + slot * 2 * TILE_BYTES, now.half, barrier);
+          } else if constexpr (COPIED) {
+            copy_step<2 * D>(ptx::shared_address(stage.dout_wide), p.dout_wide + slot * 2 * TILE_BYTES, now.half, barrier);
+            copy_step<2 * D>(ptx::shared_address(stage.q_wide), p.q_wide + slot * 2 * TILE_BYTES, now.half, barrier);
           }
         }
         ring.advance();

@@ -1,12 +1,11 @@
-// What the backward needs of a tile of queries or keys beside what is saved: Note [Columns]; without WIDENS, of queries
-// their values in bfloat16 too, Note [Wide tile].
+// What the backward needs of a tile of queries or keys beside what is saved: Note [Columns]; where they are copied, of
+// queries their values in bfloat16 too, Note [Wide tile].
 #include "hopper/backward.cuh"
 #include "quantize/wide.cuh"
 
 using namespace backward;
 
-constexpr bool WIDENING = WIDENS;  // Note [Widening]
-constexpr int PER_TILE = WIDENING ? TILE : 256;  // threads
+constexpr int PER_TILE = COPIED ? 256 : TILE;  // threads
 constexpr int PIECES = D / 8;  // of 8 codes in a row
 constexpr int ROWS = PER_TILE / PIECES, PARTS = TILE / ROWS;
 static_assert(STEP % ROWS == 0, "the rows of a part are of one half");
@@ -54,7 +53,7 @@ __device__ __forceinline__ void write_query(const BackwardParams& p, int64_t slo
   const uint32_t byte = p.dout_scales[slot * layout::SCALE_TILE_BYTES + layout::scale_offset(row / 32 * 32, 0)];
   const bool active = top != infinity();
   float* const score = reinterpret_cast<float*>(to.score + row % STEP / 2) + row % 2;
-  score[0] = __fmul_rn(__fmul_rn(p.c, exp2_scale(e)), hopper::UNIT);
+  score[0] = __fmul_rn(__fmul_rn(p.c, token_scale(e)), hopper::UNIT);
   score[2] = hopper::bits_addend(top);
   reinterpret_cast<float*>(to.delta)[row % STEP] = -delta;
   // Without an active row, dO of the block is zero, and its byte does not matter.
@@ -69,7 +68,7 @@ __device__ __forceinline__ void write_query(const BackwardParams& p, int64_t slo
 __device__ __forceinline__ void write_key(const BackwardParams& p, int64_t slot, int row) {
   KeyColumns& to = *reinterpret_cast<KeyColumns*>(p.k_columns + (2 * slot + row / STEP) * sizeof(KeyColumns));
   const float of_k = p.k_exponents[slot * TILE + row], of_v = p.v_exponents[slot * TILE + row];
-  to.factors[row % STEP] = make_float2(exp2_scale(of_k), exp2_scale(of_v));
+  to.factors[row % STEP] = make_float2(token_scale(of_k), token_scale(of_v));
   const uint32_t flags = flags_of(check_exponent(of_k) && check_v(of_v));
   if (row % 32 == 0) {
     to.flags[row / 32 % 2] = flags;
@@ -94,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(PER_TILE, 1024 / PER_TILE)
         write_key(p, slot, threadIdx.x);
       }
     };
-    if (WIDENING || !query) {
+    if (!COPIED || !query) {
       write_columns();
     } else {
       const Codes codes(p.q + slot * TILE_BYTES, p.tiles[index].rows);

@@ -5,20 +5,32 @@
 
 namespace backward {
 
-constexpr bool WIDENING = WIDENS;  // Note [Widening]
-
 constexpr int STAGES = 3;
 constexpr int WIDENERS = 3;  // warps
 
+// Operands of a step; unscaled ones are wide as they come.
+template <bool CODES>
+struct StepOperands {
+  uint8_t q[STEP_BYTES];
+  uint8_t dout[STEP_BYTES];
+  uint8_t q_wide[STEP_WIDE];
+  uint8_t dout_wide[STEP_WIDE];
+};
+template <>
+struct StepOperands<false> {
+  union {
+    uint8_t q[STEP_WIDE], q_wide[STEP_WIDE];
+  };
+  union {
+    uint8_t dout[STEP_WIDE], dout_wide[STEP_WIDE];
+  };
+};
+
 struct alignas(1024) Operands {
+  using Stage = StepOperands<E4M3>;
   uint8_t k[TILE_BYTES];
   uint8_t v[TILE_BYTES];
-  struct Stage {
-    uint8_t q[STEP_BYTES];
-    uint8_t dout[STEP_BYTES];
-    uint8_t q_wide[STEP_WIDE];
-    uint8_t dout_wide[STEP_WIDE];
-  } stage[STAGES];
+  Stage stage[STAGES];
 };
 
 struct Owner {

@@ -16,8 +16,8 @@ struct Meeting {
 
 // S as the reference has it, from the accumulator.
 __device__ __forceinline__ float slow_score(const BackwardParams& p, const Meeting& m, Place at, float acc) {
-  const float of_key = exp2_scale(p.k_exponents[m.k_slot * TILE + at.key]);
-  const float of_query = exp2_scale(p.q_exponents[m.q_slot * TILE + at.query]);
+  const float of_key = token_scale(p.k_exponents[m.k_slot * TILE + at.key]);
+  const float of_query = token_scale(p.q_exponents[m.q_slot * TILE + at.query]);
   return __fmul_rn(__fmul_rn(acc, of_key), of_query);
 }
 
@@ -40,16 +40,17 @@ __device__ __forceinline__ float slow_probability(float s, float c, float top) {
 __device__ __forceinline__ float slow_gradient(const BackwardParams& p, const Meeting& m, Place at, float acc,
                                                float probability) {
   const uint8_t* const dout_scales = p.dout_scales + m.q_slot * layout::SCALE_TILE_BYTES;
-  const float of_value = exp2_scale(p.v_exponents[m.k_slot * TILE + at.key]);
-  const float of_dout = decode_scale(dout_scales[layout::scale_offset(at.query, 0)]);
+  const float of_value = token_scale(p.v_exponents[m.k_slot * TILE + at.key]);
+  const float of_dout = E4M3 ? decode_scale(dout_scales[layout::scale_offset(at.query, 0)]) : 1.0f;
   const float dp = __fmul_rn(__fmul_rn(acc, of_value), of_dout);
   return __fmul_rn(__fsub_rn(dp, p.delta[m.q_slot * TILE + at.query]), probability);
 }
 
-// X to F fraction bits, ties away from zero.
+// X to F fraction bits, ties away from zero for F = 3; F = 7 is left to the conversion to bfloat16.
 __device__ __forceinline__ float slow_round(float x) {
   const uint32_t bits = __float_as_uint(x);
   if ((bits & formats::MAGNITUDE) >= formats::EXPONENT) return __uint_as_float(0x7FC00000u);
+  if constexpr (!E4M3) return x;
   return __uint_as_float(bits + (1u << (22 - F)) & ~((1u << (23 - F)) - 1));
 }
 

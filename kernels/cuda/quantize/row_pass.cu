@@ -19,7 +19,7 @@ struct RowPassParams {
   uint8_t* token_scales;  // as scales, contraction over tokens
   float* delta;           // (heads, max_tiles, 128)
   float* top;             // as delta: m, +inf in inactive rows, NaN in lost ones
-  uint8_t* wide;          // (heads, max_tiles, 256 D), Note [Wide tile]: dO', by row_pass_wide
+  uint8_t* wide;          // (heads, max_tiles, 256 D), Note [Wide tile]: dO', on Hopper
   Padding padding;
   const layout::Tile* tiles;
   const int32_t* status;
@@ -71,7 +71,51 @@ __device__ __forceinline__ void fetch_rows(const RowPassParams& p, int head, con
   ptx::cp_async_ca_4(top, p.row_max + head * p.row_max_stride + token);
 }
 
-template <bool WIDE>
+// What becomes of dO'.
+enum Form {
+  CODES,     // payload and scale tiles
+  WIDE,      // these and wide tiles: Note [Halves with tokens]
+  UNSCALED,  // wide tiles alone, of numbers rounded to bfloat16; the bytes of `scales` only bound them
+};
+
+// Quantize a piece of dO' to E4M3, store it, and leave the numbers that it stands for. Whether one of them is not zero.
+template <Form FORM>
+__device__ __forceinline__ bool put_codes(const RowPassParams& p, int64_t slot, int row, int channel, bool stored,
+                                          float (&x)[R::VALUES], float factor, float scale) {
+  uint32_t codes[R::VALUES / 4], any = 0;
+  encode_piece<R>(codes, x, factor);
+  if (stored) {
+    store_codes<R>(p.payload + slot * (layout::TILE * D), row, channel, codes);
+    if constexpr (FORM == WIDE) store_wide<R>(p.wide + slot * (layout::TILE * 2 * D), row, channel, codes, scale);
+  }
+#pragma unroll
+  for (int i = 0; i < R::VALUES; i += 2) {
+    const float2 value = formats::decode_e4m3x2(codes[i / 4] >> 8 * (i % 4));
+    x[i] = __fmul_rn(value.x, scale);
+    x[i + 1] = __fmul_rn(value.y, scale);
+  }
+#pragma unroll
+  for (int i = 0; i < R::VALUES / 4; ++i) any |= codes[i] & 0x7F7F7F7Fu;
+  return any != 0;
+}
+
+// The same in bfloat16; zeros if `found` is 0.
+__device__ __forceinline__ bool put_unscaled(const RowPassParams& p, int64_t slot, int row, int channel, bool stored,
+                                             float (&x)[R::VALUES], float found) {
+  uint32_t words[R::VALUES / 2], any = 0;
+#pragma unroll
+  for (int i = 0; i < R::VALUES / 2; ++i) {
+    words[i] = ptx::cvt_rn_bf16x2_f32(x[2 * i + 1], x[2 * i]);
+    words[i] = found == 0.0f ? 0 : words[i];
+    x[2 * i] = __uint_as_float(words[i] << 16);
+    x[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000u);
+    any |= words[i] & 0x7FFF7FFFu;
+  }
+  if (stored) store_pairs<R>(p.wide + slot * (layout::TILE * 2 * D), row, channel, words);
+  return any != 0;
+}
+
+template <Form FORM>
 __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, const layout::Tile& tile, int64_t slot,
                                               const uint4* stage, Shared& shared) {
   const int warp = R::warp(), lane = threadIdx.x % 32;
@@ -93,7 +137,9 @@ __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, 
   const float row_sum = used && R::is_first_owner() ? shared.row_sum[row] : 1.0f;
   float inverse = ptx::rcp_rn_f32(row_sum);  // fl(1 / l)
   inverse = __uint_as_float(R::from_owner(__float_as_uint(inverse), threadIdx.x % R::STEPS));
-  const uint32_t scaled = __float_as_uint(__fmul_rn(R::Element::widen(given), inverse)) & formats::MAGNITUDE;
+  float of_row = __fmul_rn(R::Element::widen(given), inverse);
+  if constexpr (FORM == UNSCALED) of_row = __uint_as_float(ptx::cvt_rn_bf16_f32(of_row) << 16);
+  const uint32_t scaled = __float_as_uint(of_row) & formats::MAGNITUDE;
   const bool zero = given == 0, lost = !zero && scaled >= formats::EXPONENT;
   const uint32_t warp_amax = ptx::redux_max_u32(zero || lost ? 0 : scaled);
   if (lane == 0) shared.amax[warp] = warp_amax;
@@ -117,32 +163,25 @@ __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, 
       R::load_step(out, p.out, tile, head, step);
     }
     float sum[R::PER_LANE];
-    uint32_t any = 0;
+    bool any = false;
 #pragma unroll
     for (int q = 0; q < R::PER_LANE; ++q) {
       float x[R::VALUES], product[R::VALUES];
       widen_piece<R>(x, dout[q]);
 #pragma unroll
       for (int i = 0; i < R::VALUES; ++i) x[i] = __fmul_rn(x[i], times);
-      uint32_t codes[R::VALUES / 4];
-      encode_piece<R>(codes, x, factor);
-      if (R::has_piece(q) && (!WIDE || in_used_half(R::row(step), tile.rows))) {
-        store_codes<R>(p.payload + slot * (layout::TILE * D), R::row(step), R::channel(q), codes);
-        if constexpr (WIDE) {
-          store_wide<R>(p.wide + slot * (layout::TILE * 2 * D), R::row(step), R::channel(q), codes, scale);
-        }
+      const int row = R::row(step), channel = R::channel(q);
+      const bool stored = R::has_piece(q) && (FORM == CODES || in_used_half(row, tile.rows));
+      if constexpr (FORM == UNSCALED) {
+        any |= put_unscaled(p, slot, row, channel, stored, x, factor);
+      } else {
+        any |= put_codes<FORM>(p, slot, row, channel, stored, x, factor, scale);
       }
 #pragma unroll
-      for (int i = 0; i < R::VALUES; i += 2) {
-        const float2 value = formats::decode_e4m3x2(codes[i / 4] >> 8 * (i % 4));
-        product[i] = __fmul_rn(__fmul_rn(value.x, scale), R::widen(out[q], i));
-        product[i + 1] = __fmul_rn(__fmul_rn(value.y, scale), R::widen(out[q], i + 1));
-      }
-#pragma unroll
-      for (int i = 0; i < R::VALUES / 4; ++i) any |= codes[i] & 0x7F7F7F7Fu;
+      for (int i = 0; i < R::VALUES; ++i) product[i] = __fmul_rn(x[i], R::widen(out[q], i));
       sum[q] = R::has_piece(q) ? sum_pairs(product) : 0.0f;
     }
-    if (R::of_token(ptx::vote_ballot(any != 0))) any_of |= 1u << step;
+    if (R::of_token(ptx::vote_ballot(any))) any_of |= 1u << step;
     delta_of[step] = __float_as_uint(sum[0]);
     if constexpr (R::PER_LANE == 2) second_of[step] = __float_as_uint(sum[1]);
   }
@@ -169,11 +208,11 @@ __device__ __forceinline__ void row_pass_tile(const RowPassParams& p, int head, 
       word |= (layout::BLOCK * b < tile.rows ? of_block : 0) << 8 * b;
     }
     store_block_scales<D>(p.scales + slot * SCALE_BYTES, bytes, lane);
-    store_token_scales<D>(p.token_scales + slot * SCALE_BYTES, word, lane);
+    if constexpr (FORM != UNSCALED) store_token_scales<D>(p.token_scales + slot * SCALE_BYTES, word, lane);
   }
 }
 
-template <bool WIDE>
+template <Form FORM>
 __device__ __forceinline__ void pass_rows(const RowPassParams& p) {
   extern __shared__ uint4 stages[];
   // Two: while a tile is worked on, l and m of the next one arrive, and one barrier per tile is enough.
@@ -186,19 +225,25 @@ __device__ __forceinline__ void pass_rows(const RowPassParams& p) {
         fetch_rows(p, unit.head, tile, shared[parity]);
       },
       [&](const Unit& unit, const layout::Tile& tile, const uint4* stage, int parity) {
-        row_pass_tile<WIDE>(p, unit.head, tile, unit.head * p.max_tiles + unit.tile, stage, shared[parity]);
+        row_pass_tile<FORM>(p, unit.head, tile, unit.head * p.max_tiles + unit.tile, stage, shared[parity]);
       });
   clear_padding(p.padding, p.status);
 }
 
 extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass(const __grid_constant__ RowPassParams p) {
-  pass_rows<false>(p);
+  pass_rows<CODES>(p);
 }
 
 // The same with dO' as wide tiles, for the backward on Hopper alone: Note [Halves with tokens] of wide.cuh.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 extern "C" __constant__ const int row_pass_wide_shared_bytes = R::STAGES * STAGE_PIECES * 16;
 extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass_wide(const __grid_constant__ RowPassParams p) {
-  pass_rows<true>(p);
+  pass_rows<WIDE>(p);
+}
+
+// The same of an unscaled recipe.
+extern "C" __constant__ const int row_pass_unscaled_shared_bytes = R::STAGES * STAGE_PIECES * 16;
+extern "C" __global__ void __launch_bounds__(R::THREADS, CTAS) row_pass_unscaled(const __grid_constant__ RowPassParams p) {
+  pass_rows<UNSCALED>(p);
 }
 #endif
