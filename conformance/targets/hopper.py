@@ -1,10 +1,12 @@
 """The Hopper kernels as a target: everything that `flamia.attention` would launch, on a GPU of compute capability 9.0.
 
-What it returns beside out, LSE and the gradients are the payloads, scales and schedules of the same call.
+The backward runs in both of its forms (Note [Widening] of ``hopper/backward.cuh``), whose bits must agree. What it
+returns beside out, LSE and the gradients are the payloads, scales and schedules of the same call.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from flamia.conformance.calls import Array, Inputs, Results
@@ -74,7 +76,7 @@ class HopperTarget(KernelTarget):
     def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False) -> Results:
         """One call.
 
-        :raises TypeError, ValueError: for arguments that the kernels do not take.
+        :raises TypeError, ValueError: for arguments that the kernels do not take; if the two forms differ.
         """
         q, k, v, cu = (to_torch(x, self.device) for x in (inputs.q, inputs.k, inputs.v, inputs.cu_seqlens))
         got = self.attend(q, k, v, cu, inputs)
@@ -83,8 +85,12 @@ class HopperTarget(KernelTarget):
         if backward:
             scale = inputs.head_dim**-0.5 if inputs.softmax_scale is None else inputs.softmax_scale
             dout = to_torch(inputs.dout, self.device)
-            found = hopper_backward.attention_backward(dout, got.out, got.m, got.l, got.inputs, got.schedule, scale)
-            dq, dk, dv = to_numpy(found.dq), to_numpy(found.dk), to_numpy(found.dv)
+            saved = dout, got.out, got.m, got.l, got.inputs, got.schedule, scale
+            forms = [hopper_backward.attention_backward(*saved, widens=w) for w in (False, True)]
+            (dq, dk, dv), others = ([to_numpy(x) for x in (f.dq, f.dk, f.dv)] for f in forms)
+            for name, x, other in zip(("dq", "dk", "dv"), (dq, dk, dv), others, strict=True):
+                if not np.array_equal(x, other, equal_nan=True):
+                    raise ValueError(f"{name} depends on whether q and dO' are widened in shared memory")
         arrays = _arrays(got) if stages else {}
         return Results(to_numpy(got.out), to_numpy(got.lse), dq, dk, dv, arrays=arrays)
 

@@ -5,7 +5,7 @@
 
 namespace backward {
 
-constexpr int STAGES = 3;
+constexpr int STAGES = D == 128 ? 3 : 5;
 constexpr int WIDENERS = 3;  // warps
 
 // Operands of a step; unscaled ones are wide as they come.
