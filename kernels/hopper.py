@@ -228,6 +228,7 @@ def _launch_forward(f: HopperForward, keys: KeyOperands, recipe: str, softmax_sc
             "causal": schedule.causal,
             "element_bytes": f.out.element_size(),
             "half": str(f.out.dtype) == "torch.float16",
+            "q_heads": schedule.num_q_heads,
         },
     )
     unit = HOPPER_FORWARD.unit(recipe=recipe, dim=dim)

@@ -130,7 +130,9 @@ def quantize_qkv(
 ) -> QuantizedInputs:
     """Quantize q, k and v in one launch; v in token blocks of 32, and of 1 too if the schedule is causal.
 
-    With ``keys``, on Hopper, v in token blocks of 1 alone: Note [Own exponents] of `flamia.reference.profiles`.
+    With ``keys``, on Hopper, v in token blocks of 1 alone: Note [Own exponents] of `flamia.reference.profiles`. There
+    causal attention leaves halves of tiles without a token unwritten: Note [Halves with tokens] of
+    ``quantize/wide.cuh``.
 
     :param q: ``(T, Hq, D)`` bfloat16, float16 or float32 CUDA tensor, any token and head stride.
     :param k: ``(T, Hkv, D)``, dtype and device of q; ``v`` likewise.
@@ -363,6 +365,7 @@ def _launch_quantize(element: str, x: Any, jobs: list[dict[str, Any]], schedule:
             "status": pointer(schedule.status),
             "max_tiles": schedule.max_tiles,
             "total_heads": heads,
+            "halves": schedule.causal,
         },
     )
     unit = QUANTIZE.unit(element=element, dim=x.shape[2])

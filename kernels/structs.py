@@ -84,7 +84,7 @@ QUANTIZE = np.dtype(
         ("status", POINTER),
         ("max_tiles", STRIDE),
         ("total_heads", COUNT),
-        ("unused", COUNT),
+        ("halves", COUNT),
     ],
     align=True,
 )
@@ -198,7 +198,7 @@ HOPPER_FORWARD = np.dtype(
         ("causal", COUNT),
         ("element_bytes", COUNT),
         ("half", COUNT),
-        ("unused", COUNT),
+        ("q_heads", COUNT),
     ],
     align=True,
 )

@@ -28,6 +28,7 @@ from flamia.kernels.registry import (
     Kernel,
 )
 from flamia.kernels.schedule import NUM_TILES
+from flamia.kernels.tensors import TILE
 from flamia.reference.recipes import MXFP8, Recipe, get_recipe
 
 COMMON = (ROW_PASS, HOPPER_FORWARD, HOPPER_BACKWARD_OPERANDS, HOPPER_BACKWARD_KEYS, HOPPER_BACKWARD_DQ)
@@ -99,7 +100,21 @@ def _arrays(got: HopperForward) -> dict[str, Array]:
     """The arrays of Note [Stages] that a call wrote."""
     x = got.inputs
     if not isinstance(x, PackedInputs):
-        return call_arrays(got, x, None)
+        arrays = call_arrays(got, x, None)
+        if got.schedule.causal:
+            _clear_halves(arrays, to_numpy(got.schedule.tiles)[:, 2])
+        return arrays
     tiles = int(got.schedule.status[NUM_TILES])
     wide = {f"{role}.payload_tiles": to_numpy(y.wide[:, :tiles]) for role, y in (("q", x.q), ("k", x.k), ("v", x.v))}
     return row_arrays(got) | wide
+
+
+def _clear_halves(arrays: dict[str, Array], rows: Array) -> None:
+    """Zeros, as the reference has them, where the quantizer writes nothing: Note [Halves with tokens] of
+    ``quantize/wide.cuh``.
+
+    :param rows: tokens of each tile.
+    """
+    for name in ("q", "k", "v"):
+        payload = arrays[f"{name}.payload_tiles"] = arrays[f"{name}.payload_tiles"].copy()  # row after row for these D
+        payload[:, rows[: payload.shape[1]] <= TILE // 2, payload.shape[2] // 2 :] = 0

@@ -57,6 +57,8 @@ CASES = (
     Case("full", causal=False),
     Case("causal_64", dim=64, heads=(4, 1)),
     Case("full_64", dim=64, causal=False),
+    Case("odd_heads", lengths=(300, 40, 129, 60), heads=(3, 3), lost=40),
+    Case("odd_heads_full", lengths=(60, 200, 180), heads=(3, 1), dim=64, causal=False, lost=2),
     Case("float32", dtype="float32", lengths=(200, 40)),
     Case("float16", dtype="float16", lengths=(200, 40)),
     Case("lost_tokens", lost=4),

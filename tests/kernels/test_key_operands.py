@@ -88,7 +88,12 @@ def test_decoded_values(written, causal):
     values = np.where(lost[..., None], 0, codes.astype(np.float64) * np.exp2(exponent)[..., None])
     assert lost.any() and values.max() == 2.0**128 and values.min() == -(2.0**128)
     expected = wide_tiles(np.clip(values, -BFLOAT16_LARGEST, BFLOAT16_LARGEST).astype(np.float32), cu)
-    np.testing.assert_array_equal(found[causal].v.numpy()[:, : expected.shape[1]], expected)
+    got = found[causal].v.numpy()[:, : expected.shape[1]]
+    halves = [x.reshape(HEADS, -1, 2, TILE * DIM) for x in (got, expected)]
+    if causal:  # Note [Halves with tokens]: what nobody reads is not written
+        for x in halves:
+            x[:, [0, 3], 1] = 0
+    np.testing.assert_array_equal(*halves)
 
 
 def test_either_nvfp4_or_keys(written):

@@ -2,8 +2,8 @@
 //
 // Note [Forward on Hopper]
 // ~~~~~~~~~~~~~~~~~~~~~~~~
-// A CTA is two producer warps, one of which takes and inspects work items while the other fetches their tiles, and two
-// consumer warpgroups of 64 rows each.
+// A CTA is two consumer warpgroups of 64 rows each and four warps that serve them: one takes and inspects work items and
+// fetches queries, two fetch keys and values, one stores m, l and LSE.
 // Per key tile, a warpgroup computes S with wgmma (E4M3 codes, or bfloat16), P in registers (hopper/softmax.cuh), and
 // adds P V to O with wgmma in bfloat16 (wide copies of V, Note [Wide tile]). l is one more column of that product: 8
 // channels of ones lie behind each stage of V (Note [Slots]).
@@ -11,105 +11,52 @@
 // P is made in two halves. P V of the first runs while the second is made; then S of the next tile and P V of the second
 // are started together, and scores of the next tile are measured and the first half of its P is made while they run.
 // The two warpgroups start S in turns (Note [Turns]). All key tiles go through one loop body: what only some of them
-// need is jumped over, because a short document lives on the instruction cache.
+// need is jumped over, because a short document lives on the instruction cache. For short documents, too, S of the next
+// query tile is under way when O of this one is divided and stored (Note [Next item]), and a last query tile that has
+// rows for one warpgroup only is done for two heads at once (Note [Two heads]).
 //
 // The four warps of a warpgroup start each product together, so that what one of them waits for, all wait for. Nothing
 // in the loop's path takes longer in one warp than in another but the rescaling of O and l, by exact powers of two where
 // M grows, and answers that take a while (barriers, shuffles, loads) are asked for early.
 #include "hopper/forward_load.cuh"
-#include "hopper/forward_tiles.cuh"
-#include "hopper/log2.cuh"
-
-// out = fl(O / l) of this thread's rows.
-__device__ __forceinline__ void store_out(const ForwardParams& p, const State& t, const Work& work, int row,
-                                          uint32_t lost) {
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    const float sum = t.o[D / 2 + 2 * h], inverse = hopper::reciprocal(sum);
-    float x[D / 4];
-#pragma unroll
-    for (int i = 0; i < D / 4; ++i) x[i] = t.o[i / 2 * 4 + 2 * h + i % 2];
-    if (hopper::divides_fast(x)) {
-#pragma unroll
-      for (int i = 0; i < D / 4; ++i) x[i] = hopper::divide_fast(x[i], sum, inverse);
-    } else {
-#pragma unroll
-      for (int i = 0; i < D / 4; ++i) x[i] = hopper::divide_slow(x[i], sum, inverse);
-    }
-    const bool lost_row = lost & 5u << h;
-    if (ptx::vote_any(lost_row)) {
-#pragma unroll
-      for (int i = 0; i < D / 4; ++i) x[i] = lost_row ? hopper::not_a_number() : x[i];
-    }
-    if (row + 8 * h >= work.rows) continue;
-    const int64_t token = int64_t(work.start) + row + 8 * h;
-    char* const out = static_cast<char*>(const_cast<void*>(p.out.data)) +
-                      (token * p.out.token_stride + work.head * p.out.head_stride + 2 * (threadIdx.x % 4)) *
-                          p.element_bytes;
-    if (p.element_bytes == 4) {
-#pragma unroll
-      for (int i = 0; i < D / 4; i += 2) {
-        ptx::st_global_v2(out + 16 * i, __float_as_uint(x[i]), __float_as_uint(x[i + 1]));
-      }
-    } else if (p.half) {
-#pragma unroll
-      for (int i = 0; i < D / 4; i += 2) ptx::st_global_b32(out + 8 * i, ptx::cvt_rn_f16x2_f32(x[i + 1], x[i]));
-    } else {
-#pragma unroll
-      for (int i = 0; i < D / 4; i += 2) ptx::st_global_b32(out + 8 * i, ptx::cvt_rn_bf16x2_f32(x[i + 1], x[i]));
-    }
-  }
-}
-
-// lse, m and l: of the four lanes that share two rows, one for each row.
-__device__ __forceinline__ void store_sums(const ForwardParams& p, const State& t, const Work& work, int row,
-                                           uint32_t lost) {
-  const int h = threadIdx.x % 4;
-  if (h > 1 || row + 8 * h >= work.rows) return;
-  const float sum = h == 0 ? t.o[D / 2] : t.o[D / 2 + 2], top = h == 0 ? t.rows.top[0] : t.rows.top[1];
-  const bool lost_l = lost >> h & 1;
-  const int64_t at = work.head * p.num_tokens + work.start + row + 8 * h;
-  const double natural = 0.6931471805599453 * (double(top) + hopper::log2_f64(sum));
-  p.m[at] = top;
-  p.l[at] = lost_l ? hopper::not_a_number() : sum;
-  p.lse[at] = lost_l ? hopper::not_a_number() : float(natural);
-}
+#include "hopper/forward_out.cuh"
 
 __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) {
-  const int group = threadIdx.x / 128 - 1;
+  const int group = uniform(threadIdx.x / 128 - 1);
   Self self = {threadIdx.x % 32 == 0, ptx::shared_address(&shared), uint32_t(group)};
   if (group == 1) ptx::barrier_arrive(TURN, 128 * GROUPS);
   ptx::keep(self.leader);
   ptx::keep(self.shared);
   WorkRing ring;
   KvRing kv;
-  for (;; ring.advance()) {
+  State t;
+  bool started = false;  // S of this query tile is under way: Note [Next item]
+  for (;;) {
     const uint32_t stage = ring.stage;
-    wait(self, WORK_FULL, stage, ring.phase);
-    const Work& work = shared.work[stage];  // read anew where it is used: registers are scarce
-    if (work.keys == 0) break;
-    wait(self, Q_FULL, stage, ring.phase);
-    if (64 * group >= work.rows) {  // no row of this warpgroup's
-      for (int j = 0; j < work.keys; ++j, kv.advance()) {
-        wait(self, K_FULL, kv.stage, kv.phase);
-        release(self, K_EMPTY, kv.stage);
-        wait(self, V_FULL, kv.stage, kv.phase);
-        release(self, V_EMPTY, kv.stage);
-        if (j > 0) {
+    const Work& work = shared.work[stage][group];  // read anew where it is used: registers are scarce
+    if (!started) {
+      ptx::wgmma_wait_group<0>();
+      keep_all(t.s);
+      wait(self, WORK_FULL, stage, ring.phase);
+      if (uniform(work.keys) == 0) break;
+      wait(self, Q_FULL, stage, ring.phase);
+      if (uniform(64 * group >= work.rows)) {  // no row of this warpgroup's
+        for (int j = 0; j < work.keys; ++j, kv.advance()) {
+          wait(self, K_FULL, kv.stage, kv.phase);
+          release(self, K_EMPTY, kv.stage);
+          wait(self, V_FULL, kv.stage, kv.phase);
+          release(self, V_EMPTY, kv.stage);
           await_turn(self);
           give_turn(self);
         }
+        release(self, Q_EMPTY, stage);
+        release(self, SUMS_FULL, stage);
+        ring.advance();
+        continue;
       }
-      release(self, Q_EMPTY, stage);
-      release(self, WORK_EMPTY, stage);
-      continue;
+      start_item(t, self, work, stage, kv);
     }
-
-    State t;
-    const uint32_t slots = Q_SLOT[0] + stage * (Q_SLOT[1] - Q_SLOT[0]);
-    const uint32_t q_low = low_word(self.shared) - slots * SLOT_PIECES + group * 64 * WIDTH / 16;
-    wait(self, K_FULL, kv.stage, kv.phase);
-    start_scores(t.s, uniform(q_low), low_word_of_keys(self.shared, uniform(kv.stage)));
+    ring.advance();
     const float* const exponents = shared.q_exponents[stage];
     const int row = row_of_thread();
     t.rows.flags = work.slow ? hopper::SLOW : 0;
@@ -120,24 +67,9 @@ __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) 
     }
 #pragma unroll
     for (int i = 0; i < O_REGISTERS; ++i) t.o[i] = 0.0f;
-    add_tiles(t, shared, kv, q_low, {work, exponents, bool(p.causal), false}, self);
-    uint32_t lost = t.rows.flags & 3;  // bit h: P and l of row h are NaN; bit 2 + h: O is
-#pragma unroll
-    for (int lanes = 1; lanes < 4; lanes *= 2) lost |= ptx::shfl_bfly(lost, lanes);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const float e = exponents[row + 8 * h];
-      if (e != e) {
-        lost |= 1u << h;
-        t.rows.top[h] = hopper::minus_infinity();
-      }
-      if ((work.lost & 1) || row + 8 * h >= work.first_lost_k) lost |= 1u << h;
-      if ((work.lost & 2) || row + 8 * h >= work.first_lost_v) lost |= 4u << h;
-    }
-    release(self, Q_EMPTY, stage);
-    store_out(p, t, work, row, lost);
-    store_sums(p, t, work, row, lost);
-    release(self, WORK_EMPTY, stage);
+    const View view = {work, exponents, uniform(work.heads), bool(p.causal), false};
+    started = add_tiles(t, shared, kv, low_word_of_queries(self, stage), view, self, ring);
+    finish(p, shared, t, self, stage);
   }
   if (group == 0) await_turn(self);  // the last one that was given
 }
@@ -153,14 +85,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
   Shared& shared = *reinterpret_cast<Shared*>(memory);
   uint32_t* const ones = reinterpret_cast<uint32_t*>(slot(shared, 0));
   for (int i = threadIdx.x; i < hopper::PANEL_BYTES / 4; i += THREADS) ones[i] = 0x3F803F80u;
+  const auto clear = [](uint8_t* first, uint32_t bytes) {
+#pragma unroll 1
+    for (uint32_t i = 16 * threadIdx.x; i < bytes; i += 16 * THREADS) {
+      *reinterpret_cast<uint4*>(first + i) = make_uint4(0, 0, 0, 0);
+    }
+  };
+#pragma unroll 1
+  for (int stage = 0; E4M3 && stage < KV_STAGES; ++stage) {  // halves that `fetch_keys` may leave as they are
+    clear(slot(shared, K_SLOT + stage * K_SLOT_STEP) + TILE_BYTES / 2, TILE_BYTES / 2);
+    for (int i = 1; i <= PANELS; ++i) {
+      clear(slot(shared, i * pick(V_DISTANCE, stage)) + hopper::PANEL_BYTES / 2, hopper::PANEL_BYTES / 2);
+    }
+  }
   ptx::fence_proxy_async();
   if (threadIdx.x == 0) {
     const uint32_t at = ptx::shared_address(&shared);
     for (int i = 0; i < WORK_STAGES; ++i) {
       ptx::mbarrier_init(barrier(at, WORK_FULL, i), 1);
-      ptx::mbarrier_init(barrier(at, WORK_EMPTY, i), 4 * GROUPS + 1);
+      ptx::mbarrier_init(barrier(at, WORK_EMPTY, i), 3);
       ptx::mbarrier_init(barrier(at, Q_FULL, i), 1);
       ptx::mbarrier_init(barrier(at, Q_EMPTY, i), 4 * GROUPS);
+      ptx::mbarrier_init(barrier(at, SUMS_FULL, i), 4 * GROUPS);
     }
     for (int i = 0; i < KV_STAGES; ++i) {
       ptx::mbarrier_init(barrier(at, K_FULL, i), 1);
@@ -174,7 +120,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
   if (threadIdx.x < 128) {
     ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (threadIdx.x < 32) take_items(p, shared);
-    if (threadIdx.x == 32) fetch_items(p, shared);
+    if (threadIdx.x == 32) fetch_items<false>(p, shared);
+    if (threadIdx.x == 64) fetch_items<true>(p, shared);
+    if (threadIdx.x >= 96) store_sums(p, shared);
   } else {
     ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
     consume(p, shared);

@@ -11,7 +11,7 @@ struct ForwardParams {
   const uint8_t* k;          // (Hkv, max_tiles, 128 ROW_BYTES)
   const float* factors;      // (Hkv, max_tiles, 132)
   const uint8_t* v;          // (Hkv, max_tiles, 256 D), wide
-  Tokens out;                // strides in elements
+  Tokens out;                // strides in elements; of two-byte elements multiples of 16 bytes, as the address
   float* lse;                // (Hq, num_tokens)
   float* m;
   float* l;
@@ -29,7 +29,7 @@ struct ForwardParams {
   int32_t causal;
   int32_t element_bytes;  // of out: 2 or 4
   int32_t half;           // out is float16
-  int32_t unused;
+  int32_t q_heads;
 };
 static_assert(sizeof(ForwardParams) == PARAMS_BYTES, "ForwardParams must match structs.HOPPER_FORWARD");
 
@@ -44,7 +44,8 @@ constexpr int FRACTION_BITS = E4M3 ? 3 : 7;  // of P
 constexpr int D = HEAD_DIM;
 static_assert(D == 64 || D == 128, "the Hopper kernels take head_dim 64 and 128");
 constexpr int ROW_BYTES = E4M3 ? D : 2 * D;
-constexpr int TILE_BYTES = layout::TILE * ROW_BYTES;  // of Q and K
+constexpr int WIDTH = ROW_BYTES < 128 ? ROW_BYTES : 128;  // of a row in a panel of Q or K
+constexpr int TILE_BYTES = layout::TILE * ROW_BYTES;      // of Q and K
 constexpr int PANELS = D / 64;                        // of a wide tile
 constexpr int WIDE_BYTES = PANELS * hopper::PANEL_BYTES;
 constexpr int O_REGISTERS = D / 2 + 4;  // and those of l
@@ -70,7 +71,14 @@ constexpr int K_SLOT = D == 64 ? 4 : 5, K_SLOT_STEP = D == 64 ? 1 : KV_STAGES ==
 constexpr int Q_SLOT[2] = {D == 64 ? 7 : 10, D == 64 ? 8 : KV_STAGES == 3 ? 11 : 12};
 constexpr int SLOTS = Q_SLOT[1] + 1;
 
-// What the consumers need to know of a query tile.
+// Note [Two heads]
+// ~~~~~~~~~~~~~~~~
+// A query tile of at most 64 rows is work for one warpgroup. It is done for two heads at once, an even one by warpgroup
+// 0 and the next one by warpgroup 1, which sees its rows as rows 64 to 127. Their key tiles come in turns, and of those
+// of the other head a warpgroup waits for none and gives none back: the owner does that for both. It takes no round of
+// a barrier for another, as by Note [Turns] the tile that was there before has been waited for by its owner.
+
+// What a warpgroup needs to know of a query tile.
 struct alignas(16) Work {
   int32_t keys;  // key tiles; 0: no more work
   int32_t head;
@@ -78,9 +86,10 @@ struct alignas(16) Work {
   int32_t start, rows;  // its tokens
   int32_t slow;   // Note [Usual and unusual exponents]
   int32_t lost;   // all rows see a lost token of K (bit 0), of V (bit 1)
-  int32_t first_lost_k, first_lost_v;  // in the diagonal tile
+  int32_t first_lost_k, first_lost_v;  // in the diagonal tile, as rows
   int32_t first_key;  // its slot in the KV head's tiles, counted over all heads
-  int32_t unused[2];
+  int32_t heads;      // 2: Note [Two heads]
+  int32_t shift;      // where the rows begin: 64 in the second of two heads
 };
 
 // Barriers: where those of each kind begin, one for each stage.
@@ -89,7 +98,8 @@ enum Barrier {
   WORK_EMPTY = WORK_FULL + WORK_STAGES,
   Q_FULL = WORK_EMPTY + WORK_STAGES,
   Q_EMPTY = Q_FULL + WORK_STAGES,
-  K_FULL = Q_EMPTY + WORK_STAGES,
+  SUMS_FULL = Q_EMPTY + WORK_STAGES,
+  K_FULL = SUMS_FULL + WORK_STAGES,
   K_EMPTY = K_FULL + KV_STAGES,
   V_FULL = K_EMPTY + KV_STAGES,
   V_EMPTY = V_FULL + KV_STAGES,
@@ -101,7 +111,9 @@ struct alignas(1024) Shared {
   uint64_t barriers[BARRIERS];
   float factors[KV_STAGES][hopper::FACTOR_WORDS];
   float q_exponents[WORK_STAGES][layout::TILE];
-  Work work[WORK_STAGES];
+  float2 sums[WORK_STAGES][layout::TILE];  // M and l of each row; l is NaN in a lost one
+  Work work[WORK_STAGES][GROUPS];
+  Work found[GROUPS];  // of the next query tile
 };
 extern "C" __constant__ const int attention_forward_shared_bytes = sizeof(Shared);
 static_assert(sizeof(Shared) <= 227 * 1024, "a CTA has 227 KB of shared memory");
@@ -117,4 +129,9 @@ __device__ __forceinline__ int pick(const int (&values)[3], uint32_t stage) {
 }
 
 using KvRing = hopper::Ring<KV_STAGES>;
+// None, one or two tiles further.
+__device__ __forceinline__ void advance(KvRing& ring, uint32_t tiles) {
+  ring.stage += tiles;
+  if (ring.stage >= KV_STAGES) ring.stage -= KV_STAGES, ring.phase ^= 1;
+}
 using WorkRing = hopper::Ring<WORK_STAGES>;

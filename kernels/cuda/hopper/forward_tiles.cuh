@@ -14,15 +14,15 @@ struct Self {
 // ~~~~~~~~~~~~
 // The two warpgroups start their products of Q and K in turns. Otherwise both multiply at once and then compute at once,
 // and which of the two it will be is left to chance. Barrier 1 + g tells warpgroup g that it is its turn; at first it is
-// that of warpgroup 0, and a warpgroup that has no rows takes its turns too.
+// that of warpgroup 0, and a warpgroup that has no rows takes its turns too. Every key tile is a turn of each.
 constexpr uint32_t TURN = 1;
 __device__ __forceinline__ void await_turn(const Self& self) { ptx::barrier_sync(TURN + self.group, 128 * GROUPS); }
 __device__ __forceinline__ void give_turn(const Self& self) { ptx::barrier_arrive(TURN + 1 - self.group, 128 * GROUPS); }
 
-// By the four warps of a group each.
-__device__ __forceinline__ void release(const Self& self, Barrier kind, uint32_t stage) {
+// By the four warps of a group each; `groups`: how many it speaks for.
+__device__ __forceinline__ void release(const Self& self, Barrier kind, uint32_t stage, uint32_t groups = 1) {
   ptx::bar_warp_sync();
-  if (self.leader) ptx::mbarrier_arrive(barrier(self.shared, kind, stage));
+  if (self.leader) ptx::mbarrier_arrive(barrier(self.shared, kind, stage), groups);
 }
 __device__ __forceinline__ void wait(const Self& self, Barrier kind, uint32_t stage, uint32_t parity) {
   hopper::wait(barrier(self.shared, kind, stage), parity);
@@ -51,7 +51,6 @@ __device__ __forceinline__ uint64_t with_low_word(uint64_t descriptor, uint32_t 
   return (descriptor >> 32) << 32 | low;
 }
 
-constexpr int WIDTH = ROW_BYTES < 128 ? ROW_BYTES : 128;
 constexpr uint32_t SLOT_PIECES = hopper::PANEL_BYTES >> 4;
 
 // Low words of slot 0, of K's slots and of V's.
@@ -66,8 +65,9 @@ __device__ __forceinline__ uint32_t low_word_of_values(uint32_t shared, uint32_t
          pick(V_DISTANCE, stage) * ((SLOT_PIECES << 16) - PANELS * SLOT_PIECES);
 }
 
-// s = Q K^T of this warpgroup's rows, given low words.
-__device__ __forceinline__ void start_scores(float (&s)[64], uint32_t q, uint32_t k) {
+// In turn, s = Q K^T of this warpgroup's rows, given low words.
+__device__ __forceinline__ void start_scores(const Self& self, float (&s)[64], uint32_t q, uint32_t k) {
+  await_turn(self);
   const uint64_t rest = hopper::describe_k_major<WIDTH>(0);
   ptx::wgmma_fence();
 #pragma unroll
@@ -80,6 +80,7 @@ __device__ __forceinline__ void start_scores(float (&s)[64], uint32_t q, uint32_
     }
   }
   ptx::wgmma_commit_group();
+  give_turn(self);
 }
 
 // o += P V over the keys of one half of a tile, and l += P 1 beside it.
@@ -105,6 +106,7 @@ struct State {
 struct View {
   const Work& work;
   const float* q_exponents;
+  uint32_t heads;
   bool causal;
   bool last;  // the last key tile: it may hold keys past the document, and is the diagonal tile if causal
 };
@@ -114,25 +116,26 @@ __device__ __forceinline__ float row_scale(float e) {
   return E4M3 && e == e ? formats::decode_e8m0(uint32_t(int(e) + 127)) : 1.0f;
 }
 
-// The row of h = 0, and the half of the query tile that it is in; computed anew where they are used.
+// The row of h = 0, and whether it is in the first half of its query tile; computed anew where they are used.
 __device__ __forceinline__ int row_of_thread() {
   const uint32_t thread = ptx::thread_index() - 128;
   return int(thread / 32 * 16 + thread % 32 / 4);
 }
-__device__ __forceinline__ bool in_first_half() { return ptx::thread_index() < 256; }
+__device__ __forceinline__ bool in_first_half(const Work& work) { return ptx::thread_index() < 256 || work.shift > 0; }
 
 // What `measure` leaves: scores of rows or keys that are not like most. Hides keys; `top`: m of the tile. Scores that
 // are hidden from a whole half of the query tile stay as they are.
 __device__ __forceinline__ void measure_apart(State& t, const View& view, const float* factors, float (&top)[2]) {
   const bool slow = view.work.slow, diagonal = view.causal && view.last;
   const int row = row_of_thread();
-  const int last[2] = {diagonal ? row : layout::TILE, diagonal ? row + 8 : layout::TILE};
+  const int seen = row - view.work.shift;
+  const int last[2] = {diagonal ? seen : layout::TILE, diagonal ? seen + 8 : layout::TILE};
   float largest[2];
   if (slow) {
     const float of_row[2] = {row_scale(view.q_exponents[row]), row_scale(view.q_exponents[row + 8])};
     hopper::saturate_scores(t.s, factors, last, of_row, t.rows);
     hopper::find_largest<64>(t.s, largest);
-  } else if (diagonal && in_first_half()) {
+  } else if (diagonal && in_first_half(view.work)) {
     hopper::hide_scores<0, 32>(t.s, last);
     hopper::find_largest<32>(t.s, largest);
   } else {
@@ -193,7 +196,7 @@ template <int HALF>
 __device__ __forceinline__ void make_half(State& t, const View& view) {
   uint32_t* const a = t.a + 16 * HALF;
   const float* const s = t.s + 32 * HALF;
-  if (HALF == 1 && view.causal && view.last && in_first_half()) {  // every key is hidden
+  if (HALF == 1 && view.causal && view.last && in_first_half(view.work)) {  // every key is hidden
 #pragma unroll
     for (int i = 0; i < 16; ++i) a[i] = 0;
   } else if (t.rows.flags & hopper::SLOW) {
@@ -203,36 +206,58 @@ __device__ __forceinline__ void make_half(State& t, const View& view) {
   }
 }
 
-// All key tiles of a query tile, the S of the first of which is under way; the ring follows.
-__device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& kv, uint32_t q, View view,
-                                          const Self& self) {
+// Q's rows of this warpgroup, in a stage of query tiles, as a low word.
+__device__ __forceinline__ uint32_t low_word_of_queries(const Self& self, uint32_t stage) {
+  const uint32_t slots = Q_SLOT[0] + stage * (Q_SLOT[1] - Q_SLOT[0]);
+  return low_word(self.shared) - slots * SLOT_PIECES + self.group * 64 * WIDTH / 16;
+}
+
+// S of the first key tile of a query tile that has arrived, from where the ring is.
+__device__ __forceinline__ void start_item(State& t, const Self& self, const Work& work, uint32_t stage, KvRing& kv) {
+  advance(kv, uniform(work.shift > 0));  // over the first head's
+  wait(self, K_FULL, kv.stage, kv.phase);
+  start_scores(self, t.s, uniform(low_word_of_queries(self, stage)), low_word_of_keys(self.shared, uniform(kv.stage)));
+}
+
+// Note [Next item]
+// ~~~~~~~~~~~~~~~~
+// S of the next query tile is started before this one's last product has ended, so that it is there when O has been
+// divided and stored. Not if this warpgroup has no rows in it: then it must first give back what it holds of this one.
+// What it waits for here, no warpgroup holds back that waits itself: work and Q of the next item came when the last but
+// one was given back, and its first keys take the place of keys that are read no more.
+
+// All key tiles of a query tile, the S of the first of which is under way; the ring follows. Whether S of the next
+// query tile, whose place in the ring is `next_item`, is under way then.
+__device__ __forceinline__ bool add_tiles(State& t, Shared& shared, KvRing& kv, uint32_t q, View view, const Self& self,
+                                          const WorkRing& next_item) {
   hopper::Factors of_keys;
   hopper::load_factors(of_keys, shared.factors[kv.stage]);  // in flight while S is
   ptx::wgmma_wait_group<0>();
   keep_all(t.s);
-  uint32_t values;
+  uint32_t values, held = 0;  // the stage of V whose product is under way
   bool first = true;
 #pragma unroll 1
   for (int left = uniform(view.work.keys) - 1;; --left) {
     view.last = left == 0;
     KvRing next = kv;
-    next.advance();
+    advance(next, view.heads);
     // Asked early, as the answers take a while.
     values = low_word_of_values(self.shared, uniform(kv.stage));
     const bool k_ready = ptx::mbarrier_test_wait_parity(barrier(self.shared, K_FULL, next.stage), next.phase);
     const bool v_ready = ptx::mbarrier_test_wait_parity(barrier(self.shared, V_FULL, kv.stage), kv.phase);
     float before[2];
     const bool grown = measure(t, view, of_keys, shared.factors[kv.stage], before);
-    release(self, K_EMPTY, kv.stage);
+    release(self, K_EMPTY, kv.stage, view.heads);
     make_half<0>(t, view);
     ptx::wgmma_wait_group<0>();  // the second half of the previous P V
     keep_all(t.o);
     keep_all(t.a);
     if (!first) {
-      release(self, V_EMPTY, kv.stage == 0 ? KV_STAGES - 1 : kv.stage - 1);
+      release(self, V_EMPTY, held, view.heads);
       if (grown) rescale(t, before);  // at first O is 0
     }
     first = false;
+    held = kv.stage;
     if (!v_ready) wait(self, V_FULL, kv.stage, kv.phase);
     start_values<0>(t.o, t.a, values);
     const uint32_t q_low = uniform(q), k_low = low_word_of_keys(self.shared, uniform(next.stage));
@@ -241,18 +266,26 @@ __device__ __forceinline__ void add_tiles(State& t, Shared& shared, KvRing& kv, 
     if (view.last) break;
     if (!k_ready) wait(self, K_FULL, next.stage, next.phase);
     hopper::load_factors(of_keys, shared.factors[next.stage]);  // behind products, loads wait for them
-    await_turn(self);
-    start_scores(t.s, q_low, k_low);
-    give_turn(self);
+    start_scores(self, t.s, q_low, k_low);
     start_values<1>(t.o, t.a, values);
     kv = next;
     ptx::wgmma_wait_group<1>();  // S
     keep_all(t.s);
   }
   start_values<1>(t.o, t.a, values);
-  ptx::wgmma_wait_group<0>();
+  advance(kv, uniform(view.work.heads > 1 && view.work.shift == 0 ? 2 : 1));
+  wait(self, WORK_FULL, next_item.stage, next_item.phase);
+  const Work& work = shared.work[next_item.stage][self.group];
+  const bool started = uniform(work.keys > 0 && int(64 * self.group) < work.rows);
+  if (started) {
+    wait(self, Q_FULL, next_item.stage, next_item.phase);
+    start_item(t, self, work, next_item.stage, kv);
+  } else {
+    ptx::wgmma_commit_group();  // of nothing
+  }
+  ptx::wgmma_wait_group<1>();
   keep_all(t.o);
   keep_all(t.a);
-  release(self, V_EMPTY, kv.stage);
-  kv.advance();
+  release(self, V_EMPTY, held, view.heads);
+  return started;
 }

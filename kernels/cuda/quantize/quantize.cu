@@ -37,7 +37,7 @@ struct QuantizeParams {
   const int32_t* status;
   int64_t max_tiles;
   int32_t total_heads;  // of all jobs
-  int32_t unused;
+  int32_t halves;       // where there are wide tiles: Note [Halves with tokens] of quantize/wide.cuh
 };
 static_assert(sizeof(QuantizeParams) == PARAMS_BYTES, "QuantizeParams must match structs.QUANTIZE");
 
@@ -87,8 +87,10 @@ __device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R:
 }
 
 // Payloads of token blocks of 1 and of 32, each if the job asks for it, and in `shared` what their scale tiles hold.
+// `rows` is what Note [Halves with tokens] says the tile has.
 template <bool WIDE>
-__device__ __forceinline__ void write_blocks(const Job& job, int64_t slot, const uint4* stage, Shared& shared) {
+__device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t slot, const uint4* stage,
+                                             Shared& shared) {
   const int warp = R::warp();
 
   // ---- scales: each lane for the token that it owns ----------------------------------------------------------
@@ -112,6 +114,8 @@ __device__ __forceinline__ void write_blocks(const Job& job, int64_t slot, const
   __syncthreads();
 
   // ---- payloads ----------------------------------------------------------------------------------------------
+  static_assert(layout::TILE / 2 % R::TOKENS == 0, "a warp's tokens are of one half");
+  if (WIDE && !in_used_half(warp * R::TOKENS, rows)) return;
   const float largest = __uint_as_float(R::over_block(shared.amax, warp / R::WARPS_PER_BLOCK));
   const uint32_t block_byte = formats::rceil_e4m3(largest);
   const float block_factor = formats::inverse_e8m0(block_byte);
@@ -184,8 +188,8 @@ __device__ __forceinline__ void write_scale_tiles(const Job& job, int rows, int6
 
 // One tile. `shared` is in use by no other thread, and is so again after the barrier in the call after the next one.
 template <bool NVFP4, bool WIDE>
-__device__ __forceinline__ void quantize_tile(const Job& job, int head, const layout::Tile& tile, int64_t slot,
-                                              const uint4* stage, Shared& shared) {
+__device__ __forceinline__ void quantize_tile(const Job& job, int head, const layout::Tile& tile, bool halves,
+                                              int64_t slot, const uint4* stage, Shared& shared) {
   bool done = false;
   if constexpr (NVFP4) {
     if (job.nvfp4_payload != nullptr) {
@@ -199,7 +203,7 @@ __device__ __forceinline__ void quantize_tile(const Job& job, int head, const la
   if (done) {
     __syncthreads();
   } else {
-    write_blocks<WIDE>(job, slot, stage, shared);
+    write_blocks<WIDE>(job, halves ? tile.rows : layout::TILE, slot, stage, shared);
   }
   write_scale_tiles<NVFP4, WIDE>(job, tile.rows, slot, shared);
 }
@@ -230,7 +234,7 @@ __device__ __forceinline__ void quantize_all(const QuantizeParams& p) {
       [&](const Unit& unit, const layout::Tile& tile, const uint4* stage, int parity) {
         const JobHead found = find_job(p, unit.head);
         const int64_t slot = found.head * p.max_tiles + unit.tile;
-        quantize_tile<NVFP4, WIDE>(p.jobs[found.job], found.head, tile, slot, stage, shared[parity]);
+        quantize_tile<NVFP4, WIDE>(p.jobs[found.job], found.head, tile, p.halves, slot, stage, shared[parity]);
       });
   clear_padding(p.padding, p.status);
 }

@@ -4,6 +4,7 @@
 // ~~~~~~~~~~~~~~~~~~~~~~~~~
 // The Hopper backward takes queries and keys of a tile 64 at a time and passes over a half without a token: nothing
 // reads it. So what is written for the backward alone leaves the second half of a tile out if it has at most 64 tokens.
+// Under causal attention so does the quantizer: no query sees these keys, and the forward reads none of them either.
 #pragma once
 
 #include "common/tokens.cuh"
