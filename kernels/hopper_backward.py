@@ -49,11 +49,11 @@ READ_PACKED = {name: ("wide", "exponents") for name in ("q", "k", "v")}
 USUAL_CONSTANTS = (2.0**-20, 2.0**4)
 """Softmax scales, and the constants made from them, outside of this range make every tile a slow one."""
 
-WIDENS_UP_TO = {True: 4096, False: 512}
-"""Tokens per document, if causal and if not, up to which widening in shared memory pays: Note [Widening] of
-``hopper/backward.cuh``. The backward of 32,768 tokens on an H200, 16 heads, D = 128, copies in memory and widening in
-microseconds: causal, 300 tokens 691 and 533, 2,048 1,766 and 1,604, 4,096 3,107 and 3,064, 8,192 4,895 and 5,674; full,
-300 821 and 740, 1,024 1,399 and 1,510."""
+WIDENS_UP_TO = {(True, False): 1024, (True, True): 4096, (False, False): 512, (False, True): 512}
+"""Tokens per document up to which widening in shared memory pays: Note [Widening] of ``hopper/backward.cuh``. Keys are
+whether attention is causal, and whether query heads share keys. The backward of 32,768 tokens on an H200, D = 128, with
+copies in memory and widening, in microseconds: causal, 16 heads, 300 tokens 655 and 527, 1,024 973 and 898, 2,048 1,547
+and 1,635; 32 and 8 heads, 2,048 3,664 and 3,423; full, 16 heads, 300 821 and 740, 1,024 1,399 and 1,510."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,8 @@ def prefers_widening(schedule: DeviceSchedule) -> bool:
     ``max_seqlen`` tokens and of others of equal lengths; without a useful ``max_seqlen``, all have equal lengths.
     """
     tokens, documents = schedule.num_tokens, int(schedule.tile_offsets.shape[0]) - 1
-    bound = WIDENS_UP_TO[schedule.causal] * tokens
+    shared = schedule.num_q_heads > schedule.num_kv_heads
+    bound = WIDENS_UP_TO[schedule.causal, shared] * tokens
     longest = schedule.max_seqlen
     if longest is None or longest >= tokens or documents < 2:
         return tokens**2 <= bound * documents

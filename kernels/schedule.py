@@ -44,7 +44,8 @@ class DeviceSchedule:
     :param tiles: ``(max_tiles, 4)``: document, packed index of the first token, tokens, index within the document.
     :param tile_offsets: ``(n + 1,)``.
     :param forward: ``(max_items, 4)``: document, query head, first query tile, cost; longest first.
-    :param backward: ``(max_items, 4)``: document, KV head, key tile, cost; longest first; None if not asked for.
+    :param backward: ``(max_items, 4)``: document, KV head, key tile, cost; None if not asked for. Note [Schedule] of
+        `flamia.reference.schedule` says in which order.
     :param status: ``(16,)``, see `NUM_TILES` and the others. An illegal ``cu_seqlens`` makes every list empty.
     :param num_tokens: T.
     :param max_seqlen: tokens that a document has at most; None: T.

@@ -24,8 +24,14 @@ first. Persistent CTAs take the next item of the list whenever they are free. Ta
 CTAs, the list ends no later than ``4/3 - 1/(3m)`` times the best possible (R. L. Graham, "Bounds on
 Multiprocessing Timing Anomalies", 1969).
 
-Everything is integer arithmetic. The item's place is the number of items of larger cost, plus the number of
-items of equal cost before it in the order (document, head, tile): a counting sort, which a GPU reproduces
+The backward of ``g = 1`` counts the cost by its leading binary digit alone (1, 2, 4, 8, ...): the key tiles of one
+head, which read the same queries, then come together and share them in a cache. With ``g`` query heads per KV head
+there are fewer and longer items, and the exact order is the better one, as measured on an H200
+(docs/tuning_hopper_backward.md). The keys by which items are sorted differ by less than a factor of two from their
+costs, so the bound is then that of any list, ``2 - 1/m``.
+
+Everything is integer arithmetic. The item's place is the number of items of larger key, plus the number of
+items of equal key before it in the order (document, head, tile): a counting sort, which a GPU reproduces
 without sorting. No result depends on the schedule; only the time does.
 """
 
@@ -94,7 +100,7 @@ def forward_schedule(cu_seqlens: Any, num_q_heads: int, causal: bool) -> Schedul
     first, n = QUERY_TILES * pair, tiles[document]
     second = first + 1 < n
     cost = first + 1 + second * (first + 2) if causal else n * (1 + second)
-    return _sort_items(document, head, first, cost)
+    return _sort_items(document, head, first, cost, cost)
 
 
 def backward_schedule(cu_seqlens: Any, num_kv_heads: int, group: int, causal: bool) -> Schedule:
@@ -110,7 +116,8 @@ def backward_schedule(cu_seqlens: Any, num_kv_heads: int, group: int, causal: bo
     tiles = _tiles(cu_seqlens)
     document, head, tile = _enumerate_items(tiles, num_kv_heads, "num_kv_heads")
     n = tiles[document]
-    return _sort_items(document, head, tile, group * (n - tile if causal else n))
+    cost = group * (n - tile if causal else n)
+    return _sort_items(document, head, tile, cost, _leading_digit(cost) if group == 1 else cost)
 
 
 def max_items(num_tokens: int, num_documents: int, heads: int, tokens_per_item: int) -> int:
@@ -162,8 +169,13 @@ def _enumerate_items(units: Index, heads: int, name: str) -> tuple[Index, Index,
     return document, head, unit
 
 
-def _sort_items(document: Index, head: Index, tile: Index, cost: Index) -> Schedule:
-    order = np.argsort(-cost, kind="stable")
+def _leading_digit(cost: Index) -> Index:
+    """The largest power of two that is not above a cost >= 1."""
+    return np.int64(1) << (np.frexp(cost.astype(np.float64))[1].astype(np.int64) - 1)
+
+
+def _sort_items(document: Index, head: Index, tile: Index, cost: Index, key: Index) -> Schedule:
+    order = np.argsort(-key, kind="stable")
     return Schedule(document[order], head[order], tile[order], cost[order])
 
 

@@ -29,9 +29,9 @@ def build(gpu, lengths, heads, causal, wide=True, padding=0):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "full"])
+@pytest.mark.parametrize("heads", [(6, 2), (3, 3)], ids=["shared", "own"])
 @pytest.mark.parametrize("pack", PACKS)
-def test_quick_schedule_is_the_twins(poisoned, to_numpy, pack, causal):
-    heads = (6, 2)
+def test_quick_schedule_is_the_twins(poisoned, to_numpy, pack, heads, causal):
     cu, plan = build(poisoned, PACKS[pack], heads, causal, wide=len(pack) % 2 == 0, padding=3)
     status = to_numpy(plan.status)
     offsets = layout.tile_offsets(cu)
@@ -65,9 +65,11 @@ def test_random_packs(poisoned, to_numpy):
         heads = (int(rng.choice([1, 3, 8])), 1)
         causal = bool(trial % 2)
         cu, plan = build(poisoned, lengths, heads, causal, wide=bool(rng.integers(2)))
-        want = twin.forward_schedule(cu, heads[0], causal)
-        columns = np.stack([want.document, want.head, want.tile, want.cost], axis=1)
-        np.testing.assert_array_equal(to_numpy(plan.forward)[: len(want)], columns)
+        forward = twin.forward_schedule(cu, heads[0], causal)
+        backward = twin.backward_schedule(cu, 1, heads[0], causal)
+        for items, want in ((plan.forward, forward), (plan.backward, backward)):
+            columns = np.stack([want.document, want.head, want.tile, want.cost], axis=1)
+            np.testing.assert_array_equal(to_numpy(items)[: len(want)], columns)
 
 
 @pytest.mark.parametrize(

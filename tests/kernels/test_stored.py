@@ -137,16 +137,17 @@ def test_copies_of_q_and_dout_are_made_in_memory_or_not_at_all(made, launched, w
 def test_short_documents_are_widened_in_shared_memory(made):
     """By what the host knows: their mean length, and the longest."""
 
-    def prefers(tokens, documents, longest=None, causal=True):
+    def prefers(tokens, documents, longest=None, causal=True, shared=False):
         offsets = torch.zeros(documents + 1, dtype=torch.int32)
         changed = {"num_tokens": tokens, "tile_offsets": offsets, "max_seqlen": longest, "causal": causal}
+        changed |= {"num_q_heads": 8, "num_kv_heads": 2 if shared else 8}
         return hopper_backward.prefers_widening(replace(made["usual"].schedule, **changed))
 
-    for causal, bound in hopper_backward.WIDENS_UP_TO.items():
+    for kind, bound in hopper_backward.WIDENS_UP_TO.items():
         for documents in (1, 2, 7):
             for longest in (None, bound, documents * bound + 5):
-                assert prefers(documents * bound, documents, longest, causal), (causal, documents, longest)
-                assert not prefers(documents * (bound + 1), documents, bound + 1 if longest else None, causal)
+                assert prefers(documents * bound, documents, longest, *kind), (kind, documents, longest)
+                assert not prefers(documents * (bound + 1), documents, bound + 1 if longest else None, *kind)
     assert prefers(32768, 40, 3092) and prefers(40 * 300, 40, 1 << 20)
     assert not prefers(61576, 65, 32768), "one long document among many short ones has nearly all of the work"
     assert not prefers(5, 0)

@@ -43,7 +43,14 @@ def brute_force(lengths, heads, causal, group=None):
                     items.append((document, head, tile, group * visible_tiles(length, every, [tile], causal)))
                 elif tile % 2 == 0:
                     items.append((document, head, tile, visible_tiles(length, [tile, tile + 1], every, causal)))
-    return sorted(items, key=lambda item: (-item[3], item[0], item[1], item[2]))
+
+    def key(item):
+        cost = item[3]
+        if group == 1:
+            cost = int("1" + "0" * (len(f"{cost:b}") - 1), 2)
+        return -cost, *item[:3]
+
+    return sorted(items, key=key)
 
 
 def test_forward_by_hand():
@@ -110,6 +117,13 @@ def test_makespan_bounds(costs, sms):
     assert result.lower_bound <= result.makespan
     assert result.makespan * sms <= sum(costs) + (sms - 1) * max(costs)  # any list schedule
     assert result.balance * result.makespan * sms == pytest.approx(sum(costs) or result.makespan * sms)
+
+
+def test_key_tiles_of_a_head_come_together():
+    """17 tiles: costs of 16 and 17, then of 8 to 15."""
+    found = schedule.backward_schedule([0, 17 * 128, 34 * 128], 2, 1, causal=True)
+    runs = [(d, h, [0, 1]) for d in (0, 1) for h in (0, 1)] + [(0, 0, list(range(2, 10)))]
+    assert rows(found)[:16] == [(d, h, t, 17 - t) for d, h, tiles in runs for t in tiles]
 
 
 def test_longest_first_balances_a_long_document_among_short_ones():

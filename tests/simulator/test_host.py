@@ -121,9 +121,10 @@ def test_scale_rule(device):
     formats_tests.test_quick_rceil(device, to_numpy)
 
 
+@pytest.mark.parametrize("heads", [(6, 2), (3, 3)], ids=["shared", "own"])
 @pytest.mark.parametrize("pack", ["no documents", "one token", "every small length", "equal costs"])
-def test_schedule(device, pack):
-    schedule_tests.test_quick_schedule_is_the_twins(device, to_numpy, pack, True)
+def test_schedule(device, pack, heads):
+    schedule_tests.test_quick_schedule_is_the_twins(device, to_numpy, pack, heads, True)
 
 
 def test_illegal_cu_seqlens(device):

@@ -40,7 +40,7 @@ enum Fault { FIRST_NOT_ZERO = 1, DECREASES = 2, LAST_TOO_LARGE = 4, TOO_LONG = 8
 
 enum Role { TILES = 0, FORWARD = 1, BACKWARD = 2 };
 
-// What is sorted. `key` is the cost, up to a factor that all units share.
+// What is sorted. `key` is the cost, up to a factor that all units share, or its leading digit.
 struct alignas(16) Unit {
   uint32_t key;
   int32_t document;
@@ -160,6 +160,11 @@ __device__ __forceinline__ uint32_t forward_cost(int tiles, int pair, bool causa
 }
 __device__ __forceinline__ uint32_t backward_cost(int tiles, int tile, bool causal) { return causal ? tiles - tile : tiles; }
 
+// What the backward sorts by: of a cost its leading binary digit, where query heads do not share keys.
+__device__ __forceinline__ uint32_t backward_key(uint32_t cost, int group) {
+  return group == 1 ? 0x80000000u >> __clz(cost) : cost;
+}
+
 // One pass of the sort by one digit, largest first; stable.
 __device__ __forceinline__ void sort_pass(const Unit* from, Unit* to, int count, int shift, Shared& shared) {
   const int warp = threadIdx.x / 32;
@@ -199,7 +204,7 @@ __device__ __forceinline__ void sort_pass(const Unit* from, Unit* to, int count,
   }
 }
 
-// Units of one (document, cost) are adjacent after the sort. `members` of them form a group, this one is `place`.
+// Units of one (document, key) are adjacent after the sort. `members` of them form a group, this one is `place`.
 struct Group {
   int members;
   int place;
@@ -212,8 +217,11 @@ __device__ __forceinline__ Group forward_group(const Unit& u, bool causal) {
   if (two) return {u.tiles % 2 == 1 && u.tiles == 4 * u.index + 3 ? 2 : 1, 0};
   return u.tiles % 4 == 3 ? Group{2, 1} : Group{1, 0};
 }
-__device__ __forceinline__ Group backward_group(const Unit& u, bool causal) {
-  return causal ? Group{1, 0} : Group{u.tiles, u.index};
+__device__ __forceinline__ Group backward_group(const Unit& u, bool causal, int group) {
+  if (!causal) return {u.tiles, u.index};
+  if (group > 1) return {1, 0};
+  const int least = u.key, first = max(u.tiles - 2 * least + 1, 0);  // of costs from `least` to 2 `least` - 1
+  return {u.tiles - least - first + 1, u.index - first};
 }
 
 template <bool FORWARD_PASS>
@@ -228,7 +236,8 @@ __device__ __forceinline__ void write_items(const ScheduleParams& p, uint8_t* wo
   for (int i = threadIdx.x; i < count; i += THREADS) {
     const int document = find_document(offsets, p.num_documents, i);
     const int index = i - offsets[document], tiles = tiles_of(p, document);
-    const uint32_t key = FORWARD_PASS ? forward_cost(tiles, index, causal) : backward_cost(tiles, index, causal);
+    const uint32_t key =
+        FORWARD_PASS ? forward_cost(tiles, index, causal) : backward_key(backward_cost(tiles, index, causal), group);
     units[i] = {key, document, index, tiles};
   }
   __syncthreads();
@@ -243,9 +252,10 @@ __device__ __forceinline__ void write_items(const ScheduleParams& p, uint8_t* wo
   for (uint32_t i = threadIdx.x; i < total; i += THREADS) {
     const int place = i / heads, head = i % heads;
     const Unit u = units[place];
-    const Group g = FORWARD_PASS ? forward_group(u, causal) : backward_group(u, causal);
+    const Group g = FORWARD_PASS ? forward_group(u, causal) : backward_group(u, causal, group);
     const uint32_t to = (place - g.place) * heads + head * g.members + g.place;
-    items[to] = make_int4(u.document, head, FORWARD_PASS ? 2 * u.index : u.index, FORWARD_PASS ? u.key : u.key * group);
+    const uint32_t cost = FORWARD_PASS ? u.key : backward_cost(u.tiles, u.index, causal) * group;
+    items[to] = make_int4(u.document, head, FORWARD_PASS ? 2 * u.index : u.index, cost);
   }
   if (threadIdx.x == 0) p.status[FORWARD_PASS ? layout::NUM_FORWARD : layout::NUM_BACKWARD] = total;
 }
