@@ -189,12 +189,13 @@ def to_numpy_here(x):
     return x.view(torch.int16).numpy().view(bfloat16) if x.dtype == torch.bfloat16 else x.numpy()
 
 
-def test_a_small_call_on_the_simulator(nvrtc):
+@pytest.mark.parametrize("lengths", [(40, 0, 3), (0,)], ids=["tokens", "no_tokens"])
+def test_a_small_call_on_the_simulator(nvrtc, lengths):
     pytest.importorskip("torch", reason="PyTorch is not installed")
     from flamia.conformance.simulator.host import simulated_device
     from flamia.kernels import hopper as module
 
-    case = Case("simulated", lengths=(40, 0, 3), heads=(1, 1), dim=64, lost=1)
+    case = Case("simulated", lengths=lengths, heads=(1, 1), dim=64, lost=1)
     with simulated_device(targets.SM_90A) as (device, _):
         got = run(module, case, device)
     assert_bits(case, got, expect(case), to_numpy_here)

@@ -143,7 +143,7 @@ __device__ __forceinline__ void take_items(const ForwardParams& p, Shared& share
       publish(heads);
     }
   }
-  if (lane == 0) shared.found[0].keys = 0;
+  if (lane == 0) shared.found[0] = {};
   publish(0);
   if (lane == 0 && atomicAdd(p.ticket + 1, 1) == int(gridDim.x) - 1) p.ticket[0] = p.ticket[1] = 0;
 }
