@@ -1,11 +1,16 @@
 """Every kernel once on small ragged inputs, to be run under a checker:
 
-compute-sanitizer --tool memcheck python tests/kernels/sanitize.py      (or racecheck, initcheck, synccheck)
+compute-sanitizer --tool memcheck python tests/kernels/sanitize.py      (or initcheck, synccheck)
+compute-sanitizer --tool racecheck python tests/kernels/sanitize.py --every-lane
+
+``--every-lane`` builds the kernels in a form that the race checker can follow: Note [Arrivals] of ``hopper/ptx.cuh``.
 """
+
+import sys
 
 import torch
 
-from flamia.kernels import conversions, epilogue, hopper, hopper_backward, quantize, schedule
+from flamia.kernels import build, conversions, epilogue, hopper, hopper_backward, quantize, schedule
 
 
 def main() -> None:
@@ -44,8 +49,9 @@ def main() -> None:
 def attend_on_hopper(cu: torch.Tensor, tokens: int) -> None:
     """The attention kernels."""
     for dim in (64, 128):
-        for causal in (True, False):
-            q, k, v, dout = (torch.randn(tokens, h, dim, device="cuda").bfloat16() for h in (4, 2, 2, 4))
+        for causal, (q_heads, kv_heads) in ((True, (4, 2)), (False, (4, 2)), (True, (3, 3))):
+            heads = (q_heads, kv_heads, kv_heads, q_heads)
+            q, k, v, dout = (torch.randn(tokens, h, dim, device="cuda").bfloat16() for h in heads)
             for recipe, widens in (("bf16", False), ("mxfp8", False), ("mxfp8", True)):
                 got = hopper.attention_forward(q, k, v, cu, recipe=recipe, causal=causal)
                 saved = (dout, got.out, got.m, got.l, got.inputs, got.schedule)
@@ -53,4 +59,6 @@ def attend_on_hopper(cu: torch.Tensor, tokens: int) -> None:
 
 
 if __name__ == "__main__":
+    if "--every-lane" in sys.argv[1:]:
+        build.OPTIONS = (*build.OPTIONS, "-DEVERY_LANE_ARRIVES")
     main()

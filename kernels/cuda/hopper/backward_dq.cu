@@ -186,7 +186,7 @@ __device__ __forceinline__ void widen(Shared& s) {
     }
     ptx::fence_proxy_async();
     ptx::bar_warp_sync();
-    if (thread % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.widened[ring.stage]));
+    if (ptx::arrives(thread % 32)) ptx::mbarrier_arrive(ptx::shared_address(&s.widened[ring.stage]));
     ring.advance();
   }
 }
@@ -202,7 +202,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
   const auto release = [&](int stage) {
     ptx::bar_warp_sync();
-    if (lane == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
+    if (ptx::arrives(lane)) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
   };
 #pragma unroll 1
   while (true) {
@@ -257,8 +257,8 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) backward_dq(const _
   Shared& s = *reinterpret_cast<Shared*>(raw);
   if (threadIdx.x == 0) {
     init_barriers(s.full, 1);
-    init_barriers(s.widened, KEY_WARPS);
-    init_barriers(s.empty, QUERY_WARPS);
+    init_barriers(s.widened, KEY_WARPS * ptx::WARP_ARRIVALS);
+    init_barriers(s.empty, QUERY_WARPS * ptx::WARP_ARRIVALS);
     ptx::fence_mbarrier_init();
   }
   __syncthreads();

@@ -73,7 +73,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   };
   const auto release = [&](int stage) {
     ptx::bar_warp_sync();
-    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
+    if (ptx::arrives(ptx::thread_index() % 32)) ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
   };
 
   // X^T to shared memory, and from there to where the step says.
@@ -90,8 +90,9 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   const auto send_x_and_release = [&](int stage) {
     ptx::fence_proxy_async();
     ptx::bar_warp_sync();
-    if (ptx::thread_index() % 32 == 0) {
-      ptx::cp_async_bulk_global_shared(s.steps[stage].x + warp * PIECE_BYTES, piece, PIECE_BYTES);
+    const uint32_t lane = ptx::thread_index() % 32;
+    if (ptx::arrives(lane)) {
+      if (lane == 0) ptx::cp_async_bulk_global_shared(s.steps[stage].x + warp * PIECE_BYTES, piece, PIECE_BYTES);
       ptx::mbarrier_arrive(ptx::shared_address(&s.empty[stage]));
     }
     ptx::cp_async_bulk_commit_group();
@@ -218,7 +219,9 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
           ptx::keep(dv[i]);
         }
       }
-      if (g == p.group - 1 && ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(s.keys_empty));
+      if (g == p.group - 1 && ptx::arrives(ptx::thread_index() % 32)) {
+        ptx::mbarrier_arrive(ptx::shared_address(s.keys_empty));
+      }
       if (any) {
         const Record& r = owner.record;
         const int row = At::of_thread(0).row;
@@ -227,7 +230,7 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       }
     }
     ptx::bar_warp_sync();
-    if (ptx::thread_index() % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[n % 2]));
+    if (ptx::arrives(ptx::thread_index() % 32)) ptx::mbarrier_arrive(ptx::shared_address(&s.owner_empty[n % 2]));
   }
   ptx::cp_async_bulk_wait();
 }

@@ -183,7 +183,7 @@ __device__ __forceinline__ void widen(Shared& s) {
     const auto publish = [](uint64_t& barrier) {
       ptx::fence_proxy_async();
       ptx::bar_warp_sync();
-      if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
+      if (ptx::arrives(threadIdx.x % 32)) ptx::mbarrier_arrive(ptx::shared_address(&barrier));
     };
     if (slow || uniform(fmaxf(columns.factor[0], columns.factor[1]) > LARGEST_POWER)) {
       widen_dout<false>(stage, columns);

@@ -57,15 +57,16 @@ struct Shared {
 static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
 
 __device__ __forceinline__ void init_barriers(Shared& s) {
+  constexpr uint32_t CONSUMING = CONSUMERS / 32 * ptx::WARP_ARRIVALS, WIDENING = WIDENERS * ptx::WARP_ARRIVALS;
   init_barriers(s.full, 1);
-  init_barriers(s.empty, CONSUMERS / 32);  // the wideners' too: every step has consumers that wait for them
-  init_barriers(s.dout_widened, WIDENERS);
-  init_barriers(s.q_widened, WIDENERS);
+  init_barriers(s.empty, CONSUMING);  // the wideners' too: every step has consumers that wait for them
+  init_barriers(s.dout_widened, WIDENING);
+  init_barriers(s.q_widened, WIDENING);
   init_barriers(s.k_full, 1);
   init_barriers(s.v_full, 1);
-  init_barriers(s.keys_empty, CONSUMERS / 32);
+  init_barriers(s.keys_empty, CONSUMING);
   init_barriers(s.owner_full, 1);
-  init_barriers(s.owner_empty, CONSUMERS / 32);
+  init_barriers(s.owner_empty, CONSUMING);
 }
 
 }  // namespace backward

@@ -23,9 +23,9 @@
 
 __device__ __forceinline__ void consume(const ForwardParams& p, Shared& shared) {
   const int group = uniform(threadIdx.x / 128 - 1);
-  Self self = {threadIdx.x % 32 == 0, ptx::shared_address(&shared), uint32_t(group)};
+  Self self = {ptx::arrives(threadIdx.x % 32), ptx::shared_address(&shared), uint32_t(group)};
   if (group == 1) ptx::barrier_arrive(TURN, 128 * GROUPS);
-  ptx::keep(self.leader);
+  ptx::keep(self.arrives);
   ptx::keep(self.shared);
   WorkRing ring;
   KvRing kv;
@@ -101,18 +101,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_forward(const
   ptx::fence_proxy_async();
   if (threadIdx.x == 0) {
     const uint32_t at = ptx::shared_address(&shared);
+    constexpr uint32_t CONSUMING = 4 * GROUPS * ptx::WARP_ARRIVALS;
     for (int i = 0; i < WORK_STAGES; ++i) {
-      ptx::mbarrier_init(barrier(at, WORK_FULL, i), 1);
-      ptx::mbarrier_init(barrier(at, WORK_EMPTY, i), 3);
+      ptx::mbarrier_init(barrier(at, WORK_FULL, i), ptx::WARP_ARRIVALS);
+      ptx::mbarrier_init(barrier(at, WORK_EMPTY, i), 2 + ptx::WARP_ARRIVALS);
       ptx::mbarrier_init(barrier(at, Q_FULL, i), 1);
-      ptx::mbarrier_init(barrier(at, Q_EMPTY, i), 4 * GROUPS);
-      ptx::mbarrier_init(barrier(at, SUMS_FULL, i), 4 * GROUPS);
+      ptx::mbarrier_init(barrier(at, Q_EMPTY, i), CONSUMING);
+      ptx::mbarrier_init(barrier(at, SUMS_FULL, i), CONSUMING);
     }
     for (int i = 0; i < KV_STAGES; ++i) {
       ptx::mbarrier_init(barrier(at, K_FULL, i), 1);
-      ptx::mbarrier_init(barrier(at, K_EMPTY, i), 4 * GROUPS);
+      ptx::mbarrier_init(barrier(at, K_EMPTY, i), CONSUMING);
       ptx::mbarrier_init(barrier(at, V_FULL, i), 1);
-      ptx::mbarrier_init(barrier(at, V_EMPTY, i), 4 * GROUPS);
+      ptx::mbarrier_init(barrier(at, V_EMPTY, i), CONSUMING);
     }
     ptx::fence_mbarrier_init();
   }

@@ -104,8 +104,8 @@ __device__ __forceinline__ void take_items(const ForwardParams& p, Shared& share
       reinterpret_cast<int*>(shared.work[ring.stage])[lane] = reinterpret_cast<const int*>(shared.found)[from];
     }
     ptx::bar_warp_sync();
+    if (ptx::arrives(lane)) ptx::mbarrier_arrive(barrier(address, WORK_FULL, ring.stage));
     if (lane == 0) {
-      ptx::mbarrier_arrive(barrier(address, WORK_FULL, ring.stage));
       if (heads > 0) {
         hopper::wait(barrier(address, Q_EMPTY, ring.stage), ring.phase ^ 1);
         fetch_queries(p, shared, ring.stage);

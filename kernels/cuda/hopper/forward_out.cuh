@@ -135,7 +135,7 @@ __device__ __forceinline__ void finish(const ForwardParams& p, Shared& shared, S
 // m, l and lse of query tiles that are done. By one warp, since logarithms take the time of a key tile.
 __device__ __forceinline__ void store_sums(const ForwardParams& p, Shared& shared) {
   const int lane = threadIdx.x % 32;
-  const Self self = {lane == 0, ptx::shared_address(&shared), 0};
+  const Self self = {ptx::arrives(lane), ptx::shared_address(&shared), 0};
   WorkRing ring;
   for (;; ring.advance()) {
     wait(self, WORK_FULL, ring.stage, ring.phase);

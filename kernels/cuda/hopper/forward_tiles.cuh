@@ -5,7 +5,7 @@
 
 // What would take long to find anew.
 struct Self {
-  uint32_t leader;  // whether this is the warp's first lane
+  uint32_t arrives;  // whether this lane does, for its warp: Note [Arrivals]
   uint32_t shared;  // address of Shared
   uint32_t group;   // of warps: 0 or 1
 };
@@ -22,7 +22,7 @@ __device__ __forceinline__ void give_turn(const Self& self) { ptx::barrier_arriv
 // By the four warps of a group each; `groups`: how many it speaks for.
 __device__ __forceinline__ void release(const Self& self, Barrier kind, uint32_t stage, uint32_t groups = 1) {
   ptx::bar_warp_sync();
-  if (self.leader) ptx::mbarrier_arrive(barrier(self.shared, kind, stage), groups);
+  if (self.arrives) ptx::mbarrier_arrive(barrier(self.shared, kind, stage), groups);
 }
 __device__ __forceinline__ void wait(const Self& self, Barrier kind, uint32_t stage, uint32_t parity) {
   hopper::wait(barrier(self.shared, kind, stage), parity);

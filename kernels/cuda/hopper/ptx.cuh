@@ -31,6 +31,18 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier, uint32_t count
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count) : "memory");
 }
 
+// Note [Arrivals]
+// ~~~~~~~~~~~~~~~
+// One lane arrives for its warp, after `bar_warp_sync`: what the other lanes have read and written comes before that.
+// The race checker of compute-sanitizer takes only what the arriving lane did for done. For it, with EVERY_LANE_ARRIVES
+// defined, each lane arrives (tests/kernels/sanitize.py), and nothing else changes.
+#ifdef EVERY_LANE_ARRIVES
+constexpr uint32_t WARP_ARRIVALS = 32;
+#else
+constexpr uint32_t WARP_ARRIVALS = 1;
+#endif
+__device__ __forceinline__ bool arrives(uint32_t lane) { return WARP_ARRIVALS == 32 || lane == 0; }
+
 // Arrive, and let the phase wait for so many bytes of bulk copies too.
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
