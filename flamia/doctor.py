@@ -217,7 +217,8 @@ def examine_certificates(gpus: list[Gpu]) -> Iterator[Finding]:
         if isinstance(found, Certificate):
             i = found.identity
             levels = ", ".join(map(str, found.levels))
-            yield Finding("certificate", NOTE, f"{i.kernel} on {i.chip}: levels {levels} ({found.date}, {path.name})")
+            text = f"{i.kernel}, recipe {i.recipe}, on {i.chip}: levels {levels} ({found.date}, {path.name})"
+            yield Finding("certificate", NOTE, text)
         else:
             yield Finding("certificate", BROKEN, found, f"remove {path}")
     if gpus and find_spec("torch") is not None:

@@ -174,7 +174,7 @@ def test_certificates_are_listed(machine, tmp_path):
     (tmp_path / "spoiled.json").write_text("{}")
     findings = [f for f in doctor.examine_certificates([H200]) if f.subject == "certificate"]
     states = {f.state: f for f in findings}
-    assert "hopper-forward on NVIDIA H200: levels 0, 1, 2, 3, 4, 5" in states[doctor.NOTE].text
+    assert "hopper-forward, recipe mxfp8, on NVIDIA H200: levels 0, 1, 2, 3, 4, 5" in states[doctor.NOTE].text
     assert states[doctor.BROKEN].fix == f"remove {tmp_path / 'spoiled.json'}"
 
 
