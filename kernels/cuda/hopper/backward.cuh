@@ -13,11 +13,11 @@
 // Note [Widening]
 // ~~~~~~~~~~~~~~~
 // Products over channels read q and dO' as E4M3, those over tokens as bfloat16. (Unscaled, both read one tile, Note [Wide
-// tile].) The wide copies are made in one of two
-// ways, with the same bits. Without WIDENS `row_pass_wide` and `backward_operands` write them to memory, and a step
-// fetches both kinds: best for long documents, whose steps read them again and again from L2. With WIDENS the other three
-// warps of the third warpgroup make them in shared memory from the codes: a third of the bytes, and no copies in memory,
-// for instructions beside those of the consumers. The host chooses, by the tokens per document.
+// tile].) The wide copies are made in one of two ways, with the same bits. Without WIDENS `row_pass_wide` and
+// `backward_operands` write them to memory, and a step fetches both kinds: best for long documents, whose steps read them
+// again and again from L2. With WIDENS the other three warps of the third warpgroup make them in shared memory from the
+// codes: a third of the bytes, and no copies in memory, for instructions beside those of the consumers. The host chooses,
+// by the tokens per document.
 //
 // Note [Fast steps]
 // ~~~~~~~~~~~~~~~~~

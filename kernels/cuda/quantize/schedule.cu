@@ -3,7 +3,7 @@
 //
 // One CTA for each of three lists, which need nothing from each other: CTA 0 the tile table, CTA 1 the forward's
 // items, CTA 2 the backward's. A *unit* is an item without its head: a pair of query tiles, or a key tile, of one
-// document. Units are sorted by cost, largest first, by a radix sort, which is stable and so keeps the order of
+// document. Units are sorted by key, largest first, by a radix sort, which is stable and so keeps the order of
 // documents and tiles; then each unit becomes one item per head, at places that have a closed form.
 //
 // An illegal cu_seqlens empties every list and leaves its fault in the status, so that later kernels touch nothing.
