@@ -57,16 +57,16 @@ struct Shared {
 static_assert(sizeof(Shared) <= 227 * 1024, "the shared memory of one CTA");
 
 __device__ __forceinline__ void init_barriers(Shared& s) {
-  constexpr uint32_t CONSUMING = CONSUMERS / 32 * ptx::WARP_ARRIVALS, WIDENING = WIDENERS * ptx::WARP_ARRIVALS;
+  constexpr uint32_t BY_CONSUMERS = CONSUMERS / 32 * ptx::WARP_ARRIVALS, BY_WIDENERS = WIDENERS * ptx::WARP_ARRIVALS;
   init_barriers(s.full, 1);
-  init_barriers(s.empty, CONSUMING);  // the wideners' too: every step has consumers that wait for them
-  init_barriers(s.dout_widened, WIDENING);
-  init_barriers(s.q_widened, WIDENING);
+  init_barriers(s.empty, BY_CONSUMERS);  // the wideners' too: every step has consumers that wait for them
+  init_barriers(s.dout_widened, BY_WIDENERS);
+  init_barriers(s.q_widened, BY_WIDENERS);
   init_barriers(s.k_full, 1);
   init_barriers(s.v_full, 1);
-  init_barriers(s.keys_empty, CONSUMING);
+  init_barriers(s.keys_empty, BY_CONSUMERS);
   init_barriers(s.owner_full, 1);
-  init_barriers(s.owner_empty, CONSUMING);
+  init_barriers(s.owner_empty, BY_CONSUMERS);
 }
 
 }  // namespace backward
