@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 
 import flamia  # noqa: E402
 from flamia.dispatch import NoCertifiedKernel  # noqa: E402
+from flamia.pytorch.call import find_kernel  # noqa: E402
 from tests.torch.tensors import CU, assert_same_bits, random_qkv, saved_bytes  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -58,6 +59,18 @@ def test_bits_are_those_that_the_reference_predicts(gpu, prediction, dtype, caus
     expected = attend(*tensors, CU, backend=prediction, **options)
     for backend in ("auto", "cuda"):
         assert_all_same(attend(*on(gpu, *tensors), CU.to(gpu), backend=backend, **options), expected)
+
+
+@pytest.mark.parametrize(("causal", "heads", "dim"), [(True, (4, 2), 64), (False, (3, 3), 128)])
+def test_so_are_those_of_the_recipe_bf16_where_it_is_certified(gpu, prediction, causal, heads, dim):
+    try:
+        find_kernel("bf16", dim, torch.bfloat16, causal, gpu.index)
+    except NoCertifiedKernel as error:
+        pytest.skip(str(error))
+    tensors = random_qkv(heads=heads, dim=dim)
+    options = {"causal": causal, "recipe": "bf16"}
+    expected = attend(*tensors, CU, backend=prediction, **options)
+    assert_all_same(attend(*on(gpu, *tensors), CU.to(gpu), **options), expected)
 
 
 @pytest.mark.parametrize("boundaries", [torch.int32, torch.int64])
