@@ -77,13 +77,13 @@ FAULTS = (
     ),
     Fault(
         "schedule-of-another-order",
-        "Items of equal cost are taken in descending order of documents.",
+        "Items of equal key are taken in descending order of documents.",
         kills=(bits(1, "documents/block_edges"),),
         edits=(
             Edit(
                 "schedule",
-                'order = np.argsort(-cost, kind="stable")',
-                "order = np.lexsort((-document, -cost))",
+                'order = np.argsort(-key, kind="stable")',
+                "order = np.lexsort((-document, -key))",
             ),
         ),
     ),
