@@ -37,8 +37,8 @@ SCRATCH_WORDS = 64
 QUERY_COLUMN_BYTES, KEY_COLUMN_BYTES = 784, 528
 """Bytes for 64 queries, and for 64 keys: Note [Columns] of ``hopper/backward.cuh``."""
 
-X_BYTES = 2 * TILE * TILE
-"""A stored tile of X: Note [Stored X] of ``hopper/backward_dq.cu``."""
+X_BYTES = {"mxfp8": 3 * TILE * TILE // 2, "bf16": 2 * TILE * TILE}
+"""A stored tile of X, by recipe: Note [Packed X] of ``hopper/backward_stored.cuh``."""
 
 READ = {name: ("payload", "exponents") for name in ("q", "k", "v")}
 """What the kernels read of the quantized inputs."""
@@ -95,7 +95,7 @@ def attention_backward(
     :param inputs: q, k and v of the forward.
     :param schedule: the forward's, with the backward's items.
     :param softmax_scale: the forward's, finite and >= 0.
-    :param stored_bytes: bound of the memory for tiles of X, two bytes per query, key and head: Note [Bounded X] of
+    :param stored_bytes: bound of the memory for tiles of X, 12 bits per query, key and head, or 16: Note [Bounded X] of
         `flamia.kernels.stored`. One KV head with its query heads is the least, and is taken even if it does not fit.
     :param widens: for tests and measurements, which of two ways q and dO' become bfloat16 in, on which no bit depends;
         None for `prefers_widening`; without effect on packed inputs.
@@ -164,14 +164,14 @@ def launch_backward(
 ) -> None:
     """The kernels: what they share of q and k; then for each chunk of heads dK and dV, and dQ."""
     device, dim, kv_heads, widens = out.dq.device, out.dq.shape[2], schedule.num_kv_heads, int(wide.q is None)
-    chunks = divide_heads(schedule, stored_bytes, X_BYTES)
+    recipe = "bf16" if isinstance(inputs, PackedInputs) else "mxfp8"
+    chunks = divide_heads(schedule, stored_bytes, X_BYTES[recipe])
     heads = max(1, chunks.heads)
-    memory = _make_workspace(schedule, dim, heads * chunks.pairs, device)
+    memory = _make_workspace(schedule, dim, heads * chunks.pairs * X_BYTES[recipe], device)
     fields = _fields(inputs, rows, wide, schedule, softmax_scale)
     fields |= {name: pointer(x) for name, x in memory.items()} | {"pairs": chunks.pairs}
     params = structs.fill(structs.HOPPER_BACKWARD, fields)
     units = schedule.max_tiles * (schedule.num_q_heads + kv_heads)
-    recipe = "bf16" if isinstance(inputs, PackedInputs) else "mxfp8"
     operands_unit = HOPPER_BACKWARD_OPERANDS.unit(recipe=recipe, dim=dim, widens=widens)
     launch(operands_unit, "backward_operands", params, device, at_most=units)
     element = ELEMENTS[str(out.dq.dtype)]
@@ -189,10 +189,10 @@ def launch_backward(
         launch(dq_unit, "backward_dq", params, device, at_most=schedule.forward.shape[0])
 
 
-def _make_workspace(schedule: DeviceSchedule, dim: int, pairs: int, device: Any) -> dict[str, Any]:
+def _make_workspace(schedule: DeviceSchedule, dim: int, x_bytes: int, device: Any) -> dict[str, Any]:
     """Memory that lives during the call, by field.
 
-    :param pairs: tiles of X of all query heads that share a KV head.
+    :param x_bytes: tiles of X of one of the query heads that share a KV head.
     """
     import torch
 
@@ -207,7 +207,7 @@ def _make_workspace(schedule: DeviceSchedule, dim: int, pairs: int, device: Any)
         "k_columns": room(schedule.num_kv_heads * schedule.max_tiles * 2 * KEY_COLUMN_BYTES, torch.uint8),
         "scratch": room(threads * SCRATCH_WORDS, torch.float32),
         "totals": room(threads * dim, torch.float32) if group > 1 else None,
-        "x": room(pairs * group * X_BYTES, torch.uint8),
+        "x": room(x_bytes * group, torch.uint8),
     }
 
 

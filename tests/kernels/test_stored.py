@@ -14,7 +14,7 @@ from flamia.kernels.stored import count_pairs, divide_heads  # noqa: E402
 from flamia.kernels.targets import SM_90A  # noqa: E402
 
 TOKENS, DIM, HEADS = 300, 64, (4, 2)
-X_BYTES = hopper_backward.X_BYTES
+X_BYTES = hopper_backward.X_BYTES["mxfp8"]
 
 # ---- numbers of pairs --------------------------------------------------------------------------------------
 

@@ -70,7 +70,7 @@ struct BackwardParams {
   float softmax_scale;
   int32_t c_usual;  // 0 makes every step a slow one
   int32_t kv_heads;
-  uint8_t* x;     // (heads of the launch, pairs, 32768), bfloat16: Note [Stored X]
+  uint8_t* x;     // (heads of the launch, pairs, 24576 or 32768): Note [Stored X]
   int64_t pairs;  // of a query head in `x`
   int32_t first_head;  // KV heads of this launch
   int32_t last_head;   // one past the last

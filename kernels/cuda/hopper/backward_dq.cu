@@ -5,27 +5,26 @@
 // dQ sums over keys what dK sums over queries, so a CTA that owns keys cannot keep it, and the sum is one chain of
 // products in ascending order of keys: partial sums cannot be added later. `backward_keys` therefore stores each X^T that
 // it multiplies, and this kernel multiplies it with the keys. The alternative, a kernel whose CTAs own queries and make
-// S, dP, P and X again, takes longer than writing and reading two bytes per query and key.
+// S, dP, P and X again, takes longer than writing and reading 12 bits, or 16, per query and key.
 //
-// Pairs of a query tile and a key tile are numbered by layout::pair_of, head after head of the launch. A pair has 32 KB:
-// each half of 64 queries 16 KB; in it a row of 128 bytes for each key, the 64 queries in bfloat16, in the 128-byte
-// swizzle: piece c of row r at 128 r + 16 (c ^ r % 8). A half is thus an MN-major A operand, and 64 keys of it are
-// adjacent. Counted in *blocks* of 64 tokens, what is written is block (query, key) of every pair of blocks that have
-// tokens and, if causal, the key not after the query.
+// Pairs of a query tile and a key tile are numbered by layout::pair_of, head after head of the launch. A pair has 24 KB,
+// or 32: half of them for each 64 queries, of which every 16 keys are a piece, Note [Packed X]. Counted in *blocks* of 64
+// tokens, what is written is block (query, key) of every pair of blocks that have tokens and, if causal, the key not after
+// the query.
 //
 // A CTA takes an item of the forward's list: two adjacent query tiles of a head, a consumer warpgroup for each of their
 // four blocks, which share the tiles of K: X streams from memory once, and K comes from L2 for every four blocks. It comes
 // as E4M3, and three more warps make bfloat16 of it: half of the bytes, and no copy of K in memory. Unscaled, it is wide.
 #include "common/pairs.cuh"
 #include "hopper/backward_rows.cuh"
+#include "hopper/backward_stored.cuh"
 #include "hopper/backward_wide.cuh"
 
 using namespace backward;
 
 constexpr int BLOCKS = 4;  // of the queries of an item
 constexpr int QUERY_WARPS = 4 * BLOCKS, KEY_WARPS = 3, ALL_THREADS = 32 * (QUERY_WARPS + (E4M3 ? KEY_WARPS : 0) + 1);
-constexpr int BLOCK_BYTES = STEP * STEP * 2;  // of a block of X
-constexpr int STAGES = D == 128 ? 4 : 5;
+constexpr int STAGES = D == 128 ? 4 : PACKED ? 6 : 5;
 constexpr int AHEAD = 8;  // steps before its end in which an item's successor is taken
 
 struct alignas(1024) Stage {
@@ -147,46 +146,52 @@ __device__ __forceinline__ void fetch(const BackwardParams& p, Shared& s) {
 
 // ---- keys to bfloat16 ------------------------------------------------------------------------------------------
 
-// 16 codes times 2^exponent, to their place in a wide tile; zeros for a lost token.
-__device__ __forceinline__ void store_piece(Stage& stage, int row, int piece, const uint4& codes, float exponent) {
-  const uint32_t power = pair_exp2<false>(exponent);
+// 64 keys of a stage, by KEY_WARPS warps. A thread takes pieces of 16 codes; quarters of a warp take four pieces of two
+// rows, which lie in different banks of the wide tile. Three pieces are loaded at once.
+template <bool FAST>
+__device__ __forceinline__ void widen_keys(Stage& stage, const float* exponents) {
+  constexpr int PIECES = PANELS * STEP * 4, EACH = (PIECES + 32 * KEY_WARPS - 1) / (32 * KEY_WARPS), AT_ONCE = 3;
+  static_assert(EACH % AT_ONCE == 0, "pieces of a thread");
+  const int thread = threadIdx.x - 32 * QUERY_WARPS;
+  const auto exists = [&](int i) { return i + 1 < EACH || thread + 32 * KEY_WARPS * i < PIECES; };
+  const auto row = [&](int i) { return (thread + 32 * KEY_WARPS * i) / 4 % STEP; };
+  const auto piece = [&](int i) { return (thread + 32 * KEY_WARPS * i) / (4 * STEP) * 4 + thread % 4; };
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int chunk = 2 * (piece % 4) + half;
-    uint4* const to = reinterpret_cast<uint4*>(stage.wide + piece / 4 * STEP_PANEL + row * 128 + 16 * (chunk ^ row % 8));
-    *to = half == 0 ? widen_piece<false>(codes.x, codes.y, power) : widen_piece<false>(codes.z, codes.w, power);
+  for (int first = 0; first < EACH; first += AT_ONCE) {
+    uint4 codes[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const uint8_t* const from = stage.k + layout::payload_offset<D>(row(first + i), 16 * piece(first + i));
+      if (exists(first + i)) codes[i] = *reinterpret_cast<const uint4*>(from);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      if (!exists(first + i)) break;
+      const int r = row(first + i), p = piece(first + i);
+      const uint32_t power = pair_exp2<FAST>(exponents[r]);  // 0 for a lost token
+      uint8_t* const to = stage.wide + p / 4 * STEP_PANEL + r * 128;
+      *reinterpret_cast<uint4*>(to + 16 * (2 * (p % 4) ^ r % 8)) = widen_piece<FAST>(codes[i].x, codes[i].y, power);
+      *reinterpret_cast<uint4*>(to + 16 * (2 * (p % 4) + 1 ^ r % 8)) = widen_piece<FAST>(codes[i].z, codes[i].w, power);
+    }
   }
 }
 
-// Three warps. A thread takes pieces of 16 codes; quarters of a warp take four pieces of two rows, which lie in different
-// banks of the wide tile. All loads come first.
 __device__ __forceinline__ void widen(Shared& s) {
-  constexpr int PIECES = PANELS * STEP * 4, EACH = (PIECES + 32 * KEY_WARPS - 1) / (32 * KEY_WARPS);
-  const int thread = threadIdx.x - 32 * QUERY_WARPS;
-  const auto row = [&](int i) { return (thread + 32 * KEY_WARPS * i) / 4 % STEP; };
-  const auto piece = [&](int i) { return (thread + 32 * KEY_WARPS * i) / (4 * STEP) * 4 + thread % 4; };
-  const auto exists = [&](int i) { return i + 1 < EACH || thread + 32 * KEY_WARPS * i < PIECES; };
+  const int lane = threadIdx.x % 32;
   Ring<STAGES> ring;
 #pragma unroll 1
   while (true) {
     wait(ptx::shared_address(&s.full[ring.stage]), ring.phase);
     if (uniform(s.items[ring.stage].steps) == 0) return;
-    Stage& stage = s.stage[ring.stage];
-    uint4 codes[EACH];
-    float exponents[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      if (!exists(i)) break;
-      codes[i] = *reinterpret_cast<const uint4*>(stage.k + layout::payload_offset<D>(row(i), 16 * piece(i)));
-      exponents[i] = s.exponents[ring.stage][row(i)];
-    }
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      if (exists(i)) store_piece(stage, row(i), piece(i), codes[i], exponents[i]);
+    const float* const exponents = s.exponents[ring.stage];
+    if (ptx::vote_any(!widens_fast(exponents[lane]) || !widens_fast(exponents[lane + 32]))) {
+      widen_keys<false>(s.stage[ring.stage], exponents);
+    } else {
+      widen_keys<true>(s.stage[ring.stage], exponents);
     }
     ptx::fence_proxy_async();
     ptx::bar_warp_sync();
-    if (ptx::arrives(thread % 32)) ptx::mbarrier_arrive(ptx::shared_address(&s.widened[ring.stage]));
+    if (ptx::arrives(lane)) ptx::mbarrier_arrive(ptx::shared_address(&s.widened[ring.stage]));
     ring.advance();
   }
 }
@@ -195,10 +200,13 @@ __device__ __forceinline__ void widen(Shared& s) {
 
 __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   const int warp = uniform(threadIdx.x / 32), block = warp / 4, lane = threadIdx.x % 32;
-  const uint64_t a = describe_mn_major(ptx::shared_address(s.stage[0].x[block]), 0);
+  const uint32_t x = ptx::shared_address(s.stage[0].x[block]);
+  const PackedPlaces places(x, warp % 4);
+  const uint64_t a = describe_mn_major(x, 0);
   const uint64_t b = describe_mn_major(ptx::shared_address(s.stage[0].wide), STEP_PANEL);
   Ring<STAGES> ring;
   float dq[D / 2];
+  uint32_t operands[8];  // X of 32 keys
   const auto wait_full = [&]() { wait(ptx::shared_address(&s.full[ring.stage]), ring.phase); };
   const auto release = [&](int stage) {
     ptx::bar_warp_sync();
@@ -223,14 +231,30 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
       wait_full();
       if constexpr (E4M3) wait(ptx::shared_address(&s.widened[ring.stage]), ring.phase);
       const uint32_t distance = ring.stage * (sizeof(Stage) / 16);
-      ptx::wgmma_fence();
+      if constexpr (PACKED) {
 #pragma unroll
-      for (int k = 0; k < STEP / 16; ++k) {
-        ptx::wgmma_bf16_ss<D, 1>(dq, a + distance + k * MN_STEP, b + distance + k * MN_STEP, 1);
+        for (int half = 0; half < 2; ++half) {  // of the keys: registers do not suffice for all
+          ptx::wgmma_wait_group<0>();  // products of other warpgroups run meanwhile
+          keep_all(operands);
+          if (half == 0 && before >= 0) release(before);
+          load_packed(operands, places, 16 * distance + half * 2 * PIECE_BYTES);
+          ptx::wgmma_fence();
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            ptx::wgmma_bf16_rs<D>(dq, operands + 4 * k, b + distance + (2 * half + k) * MN_STEP, 1);
+          }
+          ptx::wgmma_commit_group();
+        }
+      } else {
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < STEP / 16; ++k) {
+          ptx::wgmma_bf16_ss<D, 1>(dq, a + distance + k * MN_STEP, b + distance + k * MN_STEP, 1);
+        }
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<1>();
+        if (before >= 0) release(before);
       }
-      ptx::wgmma_commit_group();
-      ptx::wgmma_wait_group<1>();
-      if (before >= 0) release(before);
       before = ring.stage;
       ring.advance();
     }
@@ -252,6 +276,11 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
   }
 }
 
+// Registers of a thread with accumulators and X, which the others give.
+constexpr int ENTRY_REGISTERS = 65536 / ALL_THREADS / 8 * 8, CONSUMER_REGISTERS = 104, OTHER_REGISTERS = 64;
+static_assert(!PACKED || BLOCKS * CONSUMER_REGISTERS + OTHER_REGISTERS <= (BLOCKS + 1) * ENTRY_REGISTERS,
+              "a CTA's warpgroups share the registers that it was launched with");
+
 extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) backward_dq(const __grid_constant__ BackwardParams p) {
   extern __shared__ __align__(1024) uint8_t raw[];
   Shared& s = *reinterpret_cast<Shared*>(raw);
@@ -264,10 +293,14 @@ extern "C" __global__ void __launch_bounds__(ALL_THREADS, 1) backward_dq(const _
   __syncthreads();
   const int warp = uniform(threadIdx.x / 32);
   if (warp < QUERY_WARPS) {
+    if constexpr (PACKED) ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
     consume(p, s);
-  } else if (E4M3 && warp < QUERY_WARPS + KEY_WARPS) {
-    widen(s);
   } else {
-    fetch(p, s);
+    if constexpr (PACKED) ptx::setmaxnreg_dec<OTHER_REGISTERS>();
+    if (E4M3 && warp < QUERY_WARPS + KEY_WARPS) {
+      widen(s);
+    } else {
+      fetch(p, s);
+    }
   }
 }

@@ -78,13 +78,12 @@ __device__ __forceinline__ void consume(const BackwardParams& p, Shared& s) {
 
   // X^T to shared memory, and from there to where the step says.
   const uint32_t piece = ptx::shared_address(s.x[warp]);
-  uint32_t at = piece + 128 * (lane % 16) + 16 * (lane / 16 ^ lane % 8);
+  uint32_t at = stored_place(piece, lane);
   const auto put_x = [&](const uint32_t(&x)[16]) {
     ptx::cp_async_bulk_wait_read();
     ptx::bar_warp_sync();
     ptx::keep(at);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) ptx::stmatrix_x4(at ^ 32 * i, x + 4 * i);
+    store_x(at, x);
   };
   // The end of a step whose products are done.
   const auto send_x_and_release = [&](int stage) {

@@ -1,7 +1,7 @@
 // Shared memory of `backward_keys`, and what crosses it between its warps.
 #pragma once
 
-#include "hopper/backward.cuh"
+#include "hopper/backward_stored.cuh"
 
 namespace backward {
 
@@ -37,10 +37,6 @@ struct Owner {
   KeyColumns keys[2];  // of each half
   Record record;
 };
-
-constexpr int PIECE_BYTES = 16 * STEP * 2;                     // of X: 16 keys
-constexpr int HALF_BYTES = TILE / 16 * PIECE_BYTES;            // 64 queries
-constexpr int64_t PAIR_BYTES = 2 * HALF_BYTES;
 
 struct Shared {
   Operands operands;

@@ -19,6 +19,7 @@ __device__ __forceinline__ uint32_t shift_codes(uint32_t codes, uint32_t which) 
 constexpr uint32_t FIRST_CODES = 0x9180, SECOND_CODES = 0xB3A2;
 
 constexpr float LARGEST_POWER = 0x1p7f;
+__device__ __forceinline__ bool widens_fast(float e) { return e >= -90.0f && e <= 7.0f; }  // false for a lost token
 
 // The power of two for widen_piece, a pair of bfloat16 numbers, given 2^e or an integral e.
 template <bool FAST>

@@ -216,6 +216,20 @@ __device__ __forceinline__ void stmatrix_x4(uint32_t address, const uint32_t* a)
                : "memory");
 }
 
+// 8x8 matrices of 16-bit elements, transposed; of two, lanes 0 to 15 give the rows.
+__device__ __forceinline__ void ldmatrix_x2_trans(uint32_t* d, uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(d[0]), "=r"(d[1])
+               : "r"(address)
+               : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t* d, uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+               : "r"(address)
+               : "memory");
+}
+
 __device__ __forceinline__ uint4 ld_shared_v4(uint32_t address) {
   uint4 d;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
