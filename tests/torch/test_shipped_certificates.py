@@ -6,13 +6,14 @@ import pytest
 
 from flamia.conformance.certificates import SHIPPED, hash_sources, read_certificate
 from flamia.conformance.results import LEVELS
-from flamia.conformance.targets.hopper import HopperTarget
+from flamia.conformance.targets.hopper import KERNELS, HopperTarget
 
 TARGETS = {"hopper": HopperTarget}
 
 
-def test_one_is_shipped():
-    assert list(SHIPPED.glob("*.json"))
+def test_one_for_each_recipe_is_shipped():
+    found = {read_certificate(path).identity.recipe for path in SHIPPED.glob("*.json")}
+    assert found == set(KERNELS)
 
 
 @pytest.mark.parametrize("path", sorted(SHIPPED.glob("*.json")), ids=lambda path: path.stem)
