@@ -60,8 +60,11 @@ def read_recorded(source: str) -> Recorded:
     """
     packaged = source == PACKAGED
     sample = load(None if packaged else source)
+    dim = sample.q.shape[2]
+    if dim % BLOCK:
+        raise ValueError(f"{source}: q must have a head_dim that is a multiple of {BLOCK}, got {dim}")
     repeats = max(1, round(PACK_TOKENS / int(sample.cu_seqlens[-1])))
     lengths = tuple(n for n in sample.lengths if n) * repeats
     name = f"real-{PACKAGED if packaged else Path(source).stem}"
-    workload = Workload(name, lengths, *sample.head_counts, sample.q.shape[2], source=sample.source)
+    workload = Workload(name, lengths, *sample.head_counts, dim, source=sample.source)
     return Recorded(workload, sample, repeats)

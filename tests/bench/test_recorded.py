@@ -43,7 +43,7 @@ def test_whole_documents_are_repeated_to_a_pack(tmp_path):
 
 
 def test_a_long_file_is_taken_as_it_is(tmp_path):
-    found = read_recorded(save(tmp_path / "long.npz", (50_000,), (1, 1), 2))
+    found = read_recorded(save(tmp_path / "long.npz", (50_000,), (1, 1), 32))
     assert found.workload.lengths == (50_000,) and found.workload.dense
 
 
@@ -84,6 +84,8 @@ def test_errors_name_the_option(tmp_path):
     wrong = save(tmp_path / "wrong.npz", mask=np.zeros(3))
     code, output = invoke("--input", wrong)
     assert code == 2 and "Invalid value for --input" in output and "mask" in output
+    code, output = invoke("--input", save(tmp_path / "odd.npz", dim=30))
+    assert code == 2 and "Invalid value for --input" in output and "multiple of 32, got 30" in output
     (tmp_path / "b").mkdir()
     same = [save(folder / "same.npz") for folder in (tmp_path, tmp_path / "b")]
     code, output = invoke("--input", same[0], "--input", same[1])
