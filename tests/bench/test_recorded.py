@@ -67,7 +67,7 @@ def test_the_packages_sample():
 
 def test_tensors_have_the_bits_of_the_arrays(tmp_path):
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    (first,) = read_recorded(save(tmp_path / "a.npz", (40_000,), (2, 1), 2)).sets(1)
+    (first,) = read_recorded(save(tmp_path / "a.npz", (40_000,), (2, 1), 32)).sets(1)
     (tensors,) = gpu_attention._upload([first], "cpu")
     assert all(t.dtype == torch.bfloat16 and t.is_contiguous() for t in tensors)
     assert all((t.view(torch.int16).numpy() == x.view(np.int16)).all() for t, x in zip(tensors, first, strict=True))
