@@ -7,6 +7,7 @@ import numpy as np
 from flamia.conformance.calls import TENSORS, Inputs
 from flamia.conformance.cases.draw import BF16, gaussian
 from flamia.conformance.cases.registry import Variant, case
+from flamia.reference.operands import BFLOAT16_LARGEST
 
 
 @case("leak/every_residue", classes=("future-leak",), levels=(), promises=("leak", "suffix", "prefix"))
@@ -66,10 +67,6 @@ def transformer_engine_3248(rng: np.random.Generator) -> Inputs:
     return inputs
 
 
-LARGEST = 255 / 128 * 2.0**127
-"""bfloat16's largest number, which E4M3 rounds up: to 256, with a scale of 2^120."""
-
-
 def _largest(name: str) -> None:
     token = 20 if name == "dout" else 57
 
@@ -91,14 +88,15 @@ def _largest(name: str) -> None:
     def build(rng: np.random.Generator) -> Inputs:
         """bfloat16's largest number, with both signs, in one head of one token of the second document.
 
-        unsaturated-cast: a payload and its scale, decoded, are 2^128, infinite in bfloat16 and FP32, and 0 x Inf
-        reaches the rows that do not see the token (*largest-number-decodes-to-infinity*). The channels are zero in what
-        they are multiplied with, so that rows that see the token stay finite, but for the row of a dO. It is that of
-        the document's first token, whose row sum is 1, because dO is divided by it: a score of 0 for itself alone.
+        unsaturated-cast: E4M3 rounds it up to 256, with a scale of 2^120. Decoded, that is 2^128, infinite in bfloat16
+        and FP32, and 0 x Inf reaches the rows that do not see the token (*largest-number-decodes-to-infinity*). The
+        channels are zero in what they are multiplied with, so that rows that see the token stay finite, but for the row
+        of a dO. It is that of the document's first token, whose row sum is 1, because dO is divided by it: a score of 0
+        for itself alone.
         """
         inputs = gaussian(rng, [20, 70, 13], (2, 2)).copied()
         channels = [9, 10]
-        getattr(inputs, name)[token, 1, channels] = BF16.type(LARGEST) * np.array([1, -1], BF16)
+        getattr(inputs, name)[token, 1, channels] = BF16.type(BFLOAT16_LARGEST) * np.array([1, -1], BF16)
         partner = {"q": "k", "k": "q", "v": "dout", "dout": "v"}[name]
         getattr(inputs, partner)[..., channels] = 0
         if name == "dout":

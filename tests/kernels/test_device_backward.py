@@ -14,6 +14,7 @@ from flamia.kernels.hopper import key_operands, pack_qkv
 from flamia.kernels.stored import STORED_BYTES
 from flamia.reference.backward import attention_backward
 from flamia.reference.forward import attention_forward
+from flamia.reference.operands import BFLOAT16_LARGEST
 
 PADDING = 5
 
@@ -62,7 +63,6 @@ class Case:
 
 SEVERAL = (300, 64, 1, 128, 33, 257)
 NAN = float("nan")
-LARGEST = 255 / 128 * 2.0**127  # bfloat16's, which E4M3 rounds up to 2^128
 CASES = (
     Case("one_tile", (128,)),
     Case("half_tile", (40,)),
@@ -106,10 +106,10 @@ CASES = (
         "saturated",
         (200,),
         specials={
-            "q": [((150, 0, 1), LARGEST), ((slice(None), 0, 2), 0.0), (0, 0.0)],
-            "k": [((30, 0, 2), -LARGEST), ((slice(None), 0, 1), 0.0)],
-            "v": [((20, 0, 3), LARGEST), ((slice(None), 0, 4), 0.0)],
-            "o": [((0, 0, 4), -LARGEST), ((slice(None), 0, 3), 0.0)],
+            "q": [((150, 0, 1), BFLOAT16_LARGEST), ((slice(None), 0, 2), 0.0), (0, 0.0)],
+            "k": [((30, 0, 2), -BFLOAT16_LARGEST), ((slice(None), 0, 1), 0.0)],
+            "v": [((20, 0, 3), BFLOAT16_LARGEST), ((slice(None), 0, 4), 0.0)],
+            "o": [((0, 0, 4), -BFLOAT16_LARGEST), ((slice(None), 0, 3), 0.0)],
         },
     ),
     Case("zero_tokens", SEVERAL, specials={"q": [(9, 0.0)], "k": [(300, 0.0)], "v": [(slice(0, 300), 0.0)]}),

@@ -8,6 +8,7 @@ from ml_dtypes import bfloat16
 
 from flamia.kernels import targets
 from flamia.reference.forward import attention_forward
+from flamia.reference.operands import BFLOAT16_LARGEST
 
 RAGGED = (300, 129, 1, 0, 33, 128, 31, 127, 32, 5)
 NAN = (np.nan, np.inf, -np.inf)
@@ -48,7 +49,7 @@ class Case:
             x[rng.integers(0, len(x), self.zeros)] = 0
             x[int(cu[-1]) :] = np.nan
             found.append(x.astype(bfloat16 if self.dtype == "bfloat16" else self.dtype))
-        found[2][rng.integers(0, int(cu[-1]), self.largest), 0, 3] = 255 / 128 * 2.0**127
+        found[2][rng.integers(0, int(cu[-1]), self.largest), 0, 3] = BFLOAT16_LARGEST
         return (*found, cu)
 
 
