@@ -2,18 +2,22 @@
 
 Note [Timing on a GPU]
 ~~~~~~~~~~~~~~~~~~~~~~
-Every contestant is captured in a CUDA graph that works through several sets of inputs, together larger than twice the
-L2 cache, so that neither launch overhead nor a warm cache is measured. The number is the median of the replays between
-two CUDA events, divided by the sets. ``forward`` and ``total`` (forward and backward) are measured, and the backward is
-their difference. Inputs are standard normal bfloat16 numbers, or those of a file: Note [Recorded workloads] of
+Every call of a contestant, ``forward`` and ``total`` (forward and backward), is captured in a CUDA graph that works
+through several sets of inputs, together larger than twice the L2 cache, so that neither launch overhead nor a warm
+cache is measured. The graphs are replayed in rounds, each once per round and in a new order, because a GPU at its power
+limit lowers its clock within milliseconds: who runs first, or alone, runs faster. Rounds before `WARM_SECONDS` do not
+count. The number is the median of a graph's replays between two CUDA events, divided by the sets; the backward is the
+difference of the two. Inputs are standard normal bfloat16 numbers, or those of a file: Note [Recorded workloads] of
 `flamia.bench.recorded`. A baseline gets its tensors in the layout that it likes best, and key heads repeated beforehand
 where it cannot share them; dense kernels take part where all documents have one length.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from inspect import signature
@@ -23,7 +27,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flamia.bench.recorded import Recorded
 
-REPLAYS = 15
+ROUNDS = 25
+WARM_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,9 @@ def workloads() -> dict[str, Workload]:
 Call = Callable[[int], Any]
 """``call(i)`` works on the i-th set of inputs."""
 
+Key = tuple[str, str]
+"""``"forward"`` or ``"total"``, and the name of a contestant."""
+
 
 def measure(
     workload: Workload,
@@ -121,7 +129,7 @@ def measure(
 
     :param backward: measure ``total`` too.
     :param contestants: names of `CONTESTANTS`; default: all.
-    :param advance: called with the name of each contestant before its turn.
+    :param advance: called with the name of each contestant before its calls are captured, and with ``"rounds"``.
     :param recorded: has the values of this workload; default: standard normal ones.
     """
     import torch
@@ -129,22 +137,36 @@ def measure(
     timing = Timing(workload)
     sets = _draw(workload) if recorded is None else _upload(recorded.sets(_count_sets(workload)))
     cu = torch.tensor([0, *accumulate(workload.lengths)], dtype=torch.int32, device="cuda")
+    graphs: dict[Key, _Captured] = {}
     for name in CONTESTANTS if contestants is None else contestants:
         advance(name)
         try:
             forward, total = CONTESTANTS[name](workload, sets, cu)
-            timing.forward[name] = time_graph(forward, len(sets))
+            captured = {("forward", name): _capture(forward, len(sets))}
             if backward:
-                timing.total[name] = time_graph(total, len(sets))
+                captured["total", name] = _capture(total, len(sets))
+            graphs |= captured
         except Exception as error:  # a contestant that cannot take part is named in the table
             timing.missing[name] = str(error).splitlines()[0][:120]
             torch.cuda.synchronize()
-        torch.cuda.empty_cache()
+    advance("rounds")
+    for (which, name), microseconds in _time_rounds(graphs).items():
+        getattr(timing, which)[name] = microseconds / len(sets)
+    graphs.clear()
+    torch.cuda.empty_cache()
     return timing
 
 
-def time_graph(call: Call, sets: int) -> float:
-    """Microseconds of one call: Note [Timing on a GPU]."""
+@dataclass(frozen=True)
+class _Captured:
+    """A CUDA graph, and the results in its memory."""
+
+    graph: Any
+    results: Any
+
+
+def _capture(call: Call, sets: int) -> _Captured:
+    """``call`` on each of the sets, as one graph."""
     torch: Any = import_module("torch")
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -153,20 +175,34 @@ def time_graph(call: Call, sets: int) -> float:
             call(i)
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = [call(i) for i in range(sets)]
-    times = []
-    for replay in range(REPLAYS + 2):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        if replay >= 2:
-            times.append(start.elapsed_time(end))
-    del kept
-    return float(statistics.median(times)) * 1e3 / sets
+        results = [call(i) for i in range(sets)]
+    return _Captured(graph, results)
+
+
+def _time_rounds(graphs: Mapping[Key, _Captured]) -> dict[Key, float]:
+    """Median microseconds of a replay of each graph: Note [Timing on a GPU]."""
+    torch: Any = import_module("torch")
+    events = {key: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for key in graphs}
+    times: dict[Key, list[float]] = {key: [] for key in graphs}
+    order, shuffle, warm = list(graphs), random.Random(0).shuffle, time.perf_counter() + WARM_SECONDS
+    counted = 0
+    while graphs and counted < ROUNDS:
+        shuffle(order)
+        counts = time.perf_counter() >= warm
+        for key in order:
+            start, end = events[key]
+            start.record()
+            graphs[key].graph.replay()
+            end.record()
+        torch.cuda.synchronize()
+        if counts:
+            counted += 1
+            for key, (start, end) in events.items():
+                times[key].append(start.elapsed_time(end) * 1e3)
+    return {key: float(statistics.median(found)) for key, found in times.items()}
 
 
 def _count_sets(w: Workload) -> int:
@@ -289,6 +325,7 @@ def _flex(w: Workload, sets: Sequence[Any], cu: Any) -> tuple[Call, Call]:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+    torch.compiler.reset()  # or else the workloads before count towards the limit of recompilations
     owner = torch.repeat_interleave(torch.arange(len(w.lengths), device="cuda"), torch.diff(cu))
 
     def visible(batch: Any, head: Any, query: Any, key: Any) -> Any:
