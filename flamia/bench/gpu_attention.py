@@ -159,10 +159,11 @@ def measure(
 
 @dataclass(frozen=True)
 class _Captured:
-    """A CUDA graph, and the results in its memory."""
+    """A CUDA graph, the results in its memory, and what holds the inputs that it reads."""
 
     graph: Any
     results: Any
+    call: Call
 
 
 def _capture(call: Call, sets: int) -> _Captured:
@@ -179,7 +180,7 @@ def _capture(call: Call, sets: int) -> _Captured:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = [call(i) for i in range(sets)]
-    return _Captured(graph, results)
+    return _Captured(graph, results, call)
 
 
 def _time_rounds(graphs: Mapping[Key, _Captured]) -> dict[Key, float]:

@@ -53,6 +53,35 @@ def test_the_reference_passes(recipe: str) -> None:
     }  # fmt: skip
 
 
+class Narrow(ReferenceObject):
+    """Refuses every head_dim but 64, and that one too if told so."""
+
+    allowed = (64,)
+
+    def forward(self, q, k, v, cu_seqlens, **options):
+        if q.shape[2] not in self.allowed:
+            raise ValueError(f"q must have a head_dim of {self.allowed}, got {q.shape[2]}")
+        return super().forward(q, k, v, cu_seqlens, **options)
+
+
+def test_a_head_dim_may_be_refused_where_the_case_says_so():
+    report = run(Narrow(), levels=[2, 3, 5], cases=["heads/dim_96", "heads/dim_64"], size="full")
+    assert failures(report) == {} and report.passed
+    found = {(r.level, r.case): r for r in report.results}
+    for level in (2, 3):
+        assert found[level, "heads/dim_64"].status == "passed"
+        assert found[level, "heads/dim_96"].status == "not_applicable"
+        assert found[level, "heads/dim_96"].message == "refused: ValueError: q must have a head_dim of (64,), got 96"
+    assert found[5, "heads/dim_96"].status == "passed"
+
+
+def test_a_head_dim_that_training_needs_may_not_be_refused():
+    target = Narrow()
+    target.allowed = ()
+    report = run(target, levels=[2, 3, 5], cases=["heads/dim_64"], size="full")
+    assert [r.status for r in report.results] == ["error"] * 3
+
+
 @pytest.mark.parametrize(("recipe", "profile"), [("mxfp8", "blackwell"), ("mxfp8", "hopper"), ("bf16", "hopper")])
 def test_the_reference_passes_under_a_bit_accurate_profile(recipe: str, profile: str) -> None:
     report = run("reference", cases=["documents/empty_middle", "extremes/nan_in_k"], recipe=recipe, profile=profile)
