@@ -15,7 +15,7 @@ def draw(timings: Sequence[dict[str, Any]], device: str, path: Path) -> None:
     from matplotlib.figure import Figure
 
     names = list(dict.fromkeys(name for t in timings for name in (t["total"] or t["forward"])))
-    figure = Figure(figsize=(1.5 + 1.3 * len(timings), 4.2), layout="constrained")
+    figure = Figure(figsize=(1.5 + 1.3 * len(timings), 4.4), layout="constrained")
     axes, width = figure.subplots(), 0.8 / max(1, len(names))
     for column, name in enumerate(names):
         color = f"C{column}"
@@ -33,5 +33,5 @@ def draw(timings: Sequence[dict[str, Any]], device: str, path: Path) -> None:
     axes.set_xticks(range(len(timings)), [t["workload"]["name"] for t in timings], rotation=20)
     axes.set_ylabel("time / fastest baseline")
     axes.set_title(f"{device}: forward (dark) and backward (light), quantization included; less is better")
-    axes.legend(ncols=3, fontsize="small")
+    figure.legend(loc="outside lower center", ncols=max(1, len(names)), fontsize="small")
     figure.savefig(path, dpi=150)
