@@ -1,9 +1,14 @@
 """What ``flamia bench attention`` times; the timing itself needs a GPU."""
 
+import gc
+import weakref
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from flamia.bench import gpu_attention
 from flamia.bench.command import app
 from flamia.bench.gpu_attention import Timing, Workload, log_normal_lengths, workloads
 from flamia.bench.gpu_command import record
@@ -35,6 +40,34 @@ def test_the_ratio_is_against_the_fastest_baseline():
     timing = Timing(Workload("w", (128,)), forward={"flamia": 10.0, "flamia bf16": 1.0, "a": 30.0, "b": 20.0})
     assert timing.ratio("forward") == 2.0
     assert timing.ratio("total") is None
+
+
+class Tensor:
+    """Something that can be looked for."""
+
+
+def test_what_a_captured_call_reads_lives_as_long_as_its_graph(monkeypatch):
+    monkeypatch.setattr(gpu_attention, "import_module", lambda name: MagicMock())
+    tensor = Tensor()
+    alive = weakref.ref(tensor)
+    captured = gpu_attention._capture(lambda i, tensor=tensor: i, 2)
+    del tensor
+    gc.collect()
+    assert captured.results == [0, 1] and alive() is not None
+
+
+def test_every_round_replays_each_graph_once_in_a_new_order(monkeypatch):
+    torch, replayed = MagicMock(), []
+    torch.cuda.Event.return_value.elapsed_time.side_effect = lambda end: float(len(replayed))
+    monkeypatch.setattr(gpu_attention, "import_module", lambda name: torch)
+    monkeypatch.setattr(gpu_attention, "WARM_SECONDS", 0.0)
+    keys = [("forward", name) for name in "abcd"]
+    graphs = {key: MagicMock(graph=MagicMock(replay=lambda key=key: replayed.append(key))) for key in keys}
+    found = gpu_attention._time_rounds(graphs)
+    rounds = [tuple(replayed[i : i + 4]) for i in range(0, len(replayed), 4)]
+    assert len(rounds) == gpu_attention.ROUNDS and all(sorted(r) == keys for r in rounds) and len(set(rounds)) > 5
+    # the clock says how many replays there were after each round; the median is that of the middle one
+    assert found == dict.fromkeys(keys, 4e3 * (gpu_attention.ROUNDS + 1) / 2)
 
 
 def test_without_a_gpu_the_command_says_so():
