@@ -28,7 +28,6 @@ extensions = [
     "conformance_tables",
     "simulator_pages",
     "blackwell_pages",
-    "bench_pages",
 ]
 myst_enable_extensions = ["dollarmath", "deflist"]
 templates_path = ["_templates"]

@@ -5,11 +5,12 @@ Note [Timing on a GPU]
 Every call of a contestant, ``forward`` and ``total`` (forward and backward), is captured in a CUDA graph that works
 through several sets of inputs, together larger than twice the L2 cache, so that neither launch overhead nor a warm
 cache is measured. The graphs are replayed in rounds, each once per round and in a new order, because a GPU at its power
-limit lowers its clock within milliseconds: who runs first, or alone, runs faster. Rounds before `WARM_SECONDS` do not
-count. The number is the median of a graph's replays between two CUDA events, divided by the sets; the backward is the
-difference of the two. Inputs are standard normal bfloat16 numbers, or those of a file: Note [Recorded workloads] of
-`flamia.bench.recorded`. A baseline gets its tensors in the layout that it likes best, and key heads repeated beforehand
-where it cannot share them; dense kernels take part where all documents have one length.
+limit lowers its clock within tens of milliseconds: who runs first runs faster, and a contestant alone does not have the
+times that it has beside others. Rounds before `WARM_SECONDS` do not count. The number is the median of a graph's
+replays between two CUDA events, divided by the sets; the backward is the difference of the two. Inputs are standard
+normal bfloat16 numbers, or those of a file: Note [Recorded workloads] of `flamia.bench.recorded`. A baseline gets its
+tensors in the layout that it likes best, and key heads repeated beforehand where it cannot share them; dense kernels
+take part where all documents have one length.
 """
 
 from __future__ import annotations
@@ -55,6 +56,15 @@ class Workload:
     def dense(self) -> bool:
         """Whether all documents have one length."""
         return len(set(self.lengths)) == 1
+
+    @property
+    def documents(self) -> str:
+        """How many, and how long, for people."""
+        count, mask = len(self.lengths), "" if self.causal else ", full"
+        if self.dense:
+            return f"{count} x {self.lengths[0]:,}{mask}"
+        least, middle, most = min(self.lengths), statistics.median_low(self.lengths), max(self.lengths)
+        return f"{count} of {least:,} to {most:,}, median {middle:,}{mask}"
 
     @property
     def flops(self) -> float:
@@ -134,6 +144,7 @@ def measure(
     """
     import torch
 
+    torch.cuda.empty_cache()  # of the graphs of a workload before
     timing = Timing(workload)
     sets = _draw(workload) if recorded is None else _upload(recorded.sets(_count_sets(workload)))
     cu = torch.tensor([0, *accumulate(workload.lengths)], dtype=torch.int32, device="cuda")
@@ -147,13 +158,11 @@ def measure(
                 captured["total", name] = _capture(total, len(sets))
             graphs |= captured
         except Exception as error:  # a contestant that cannot take part is named in the table
-            timing.missing[name] = str(error).splitlines()[0][:120]
+            timing.missing[name] = (str(error) or type(error).__name__).splitlines()[0][:120]
             torch.cuda.synchronize()
     advance("rounds")
     for (which, name), microseconds in _time_rounds(graphs).items():
         getattr(timing, which)[name] = microseconds / len(sets)
-    graphs.clear()
-    torch.cuda.empty_cache()
     return timing
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Collection
 from importlib import import_module
@@ -14,15 +13,27 @@ import typer
 if TYPE_CHECKING:
     from rich.status import Status
 
-    from flamia.bench.gpu_attention import Timing, Workload
+    from flamia.bench.gpu_attention import Workload
     from flamia.bench.recorded import Recorded
 
 
 def attention(
     workload: Annotated[
         list[str] | None,
-        typer.Option("--workload", "-w", help="What to time; repeat for several. Default: all, without --input."),
+        typer.Option(
+            "--workload", "-w", help="What to time; repeat for several. Default: all, without --input and --lengths."
+        ),
     ] = None,
+    lengths: Annotated[
+        str | None,
+        typer.Option(
+            help="Time documents of these lengths, such as 8192 or 109x300,4096; without --workload these alone."
+        ),
+    ] = None,
+    heads: Annotated[int, typer.Option(min=1, help="With --lengths: query heads.")] = 16,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="With --lengths. Default: as many as --heads.")] = None,
+    head_dim: Annotated[int, typer.Option(min=1, help="With --lengths.")] = 128,
+    full: Annotated[bool, typer.Option("--full", help="With --lengths: without a causal mask.")] = False,
     input: Annotated[
         list[str] | None,
         typer.Option(
@@ -39,19 +50,24 @@ def attention(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the numbers to this file, after each workload.")
     ] = None,
+    markdown_file: Annotated[
+        Path | None, typer.Option("--markdown", help="Also write a Markdown table to this file.")
+    ] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw the times to this file (PNG, SVG or PDF).")] = None,
 ) -> None:
     """Time the GPU kernels, quantization included, beside PyTorch's attention in the same run."""
     from rich.console import Console
 
     from flamia.bench.gpu_attention import CONTESTANTS, measure, workloads
+    from flamia.bench.gpu_table import markdown, record, table
 
     known = workloads()
-    names = workload or ([] if input else list(known))
+    names = workload or ([] if input or lengths else list(known))
     _require("workload", names, known)
-    recorded = _read_inputs(input or ())
     timed: list[tuple[Workload, Recorded | None]] = [(known[name], None) for name in names]
-    timed += [(r.workload, r) for r in recorded]
+    if lengths is not None:
+        timed.append((_own_workload(lengths, heads, kv_heads, head_dim, not full), None))
+    timed += [(r.workload, r) for r in _read_inputs(input or ())]
     _require("contestant", contestant or (), CONTESTANTS)
     console = Console()
     try:
@@ -78,6 +94,9 @@ def attention(
             json_file.write_text(json.dumps({"versions": versions, "timings": found}, indent=1) + "\n", "utf-8")
     if json_file is not None:
         console.print(f"Written to {json_file}.", markup=False)
+    if markdown_file is not None:
+        markdown_file.write_text(markdown(found), "utf-8")
+        console.print(f"Written to {markdown_file}.", markup=False)
     if plot is not None:
         from flamia.bench.gpu_plot import draw
 
@@ -89,6 +108,23 @@ def _require(what: str, names: Collection[str], known: Collection[str]) -> None:
     for name in names:
         if name not in known:
             raise typer.BadParameter(f"{what} must be one of {list(known)}, got {name!r}")
+
+
+def _own_workload(lengths: str, heads: int, kv_heads: int | None, head_dim: int, causal: bool) -> Workload:
+    """The workload of ``--lengths``. :raises BadParameter: for anything else than its form."""
+    from flamia.bench.gpu_attention import Workload
+
+    found: list[int] = []
+    for part in lengths.split(","):
+        count, times, length = part.strip().rpartition("x")
+        if not length.isdecimal() or not (count.isdecimal() or not times) or int(length) < 1 or int(count or 1) < 1:
+            raise typer.BadParameter(
+                f"must be lengths, or counts x lengths, such as 109x300,4096, got {part!r}", param_hint="--lengths"
+            )
+        found += [int(length)] * int(count or 1)
+    if heads % (kv_heads or heads):
+        raise typer.BadParameter(f"must divide the {heads} query heads, got {kv_heads}", param_hint="--kv-heads")
+    return Workload("lengths", tuple(found), heads, kv_heads or heads, head_dim, causal)
 
 
 def _read_inputs(sources: Collection[str]) -> list[Recorded]:
@@ -119,36 +155,3 @@ def describe_versions() -> dict[str, str]:
         "CUDA": str(torch.version.cuda),
         "cuDNN": str(torch.backends.cudnn.version()),
     }
-
-
-def record(timing: Timing) -> dict[str, Any]:
-    """What the JSON file has of one workload: microseconds, and the fastest baseline's time over FLAMIA's."""
-    ratios = {"forward_ratio": timing.ratio("forward"), "total_ratio": timing.ratio("total")}
-    return {"title": str(timing.workload), **dataclasses.asdict(timing), **ratios}
-
-
-def table(timing: Timing) -> Any:
-    """One workload: microseconds, the forward's TFLOP/s, and each contestant's time over FLAMIA's."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=str(timing.workload), title_justify="left")
-    for name in ("", "forward us", "backward us", "total us", "TFLOP/s", "forward / flamia", "total / flamia"):
-        grid.add_column(name, justify="right" if name else "left")
-    own_forward, own_total = timing.forward.get("flamia"), timing.total.get("flamia")
-    for name in [*timing.forward, *timing.missing]:
-        if name in timing.missing:
-            grid.add_row(Text(name), Text(timing.missing[name], style="dim"))
-            continue
-        forward, total = timing.forward[name], timing.total.get(name)
-        grid.add_row(
-            Text(name),
-            f"{forward:.0f}",
-            "" if total is None else f"{total - forward:.0f}",
-            "" if total is None else f"{total:.0f}",
-            f"{timing.workload.flops / forward / 1e6:.0f}",
-            "" if own_forward is None else f"{forward / own_forward:.2f}",
-            "" if total is None or own_total is None else f"{total / own_total:.2f}",
-        )
-    return grid

@@ -6,6 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from flamia.bench.gpu_attention import Workload
+from flamia.bench.gpu_table import order
+
+PER_ROW = 6
+"""Workloads beside one another."""
+
 
 def draw(timings: Sequence[dict[str, Any]], device: str, path: Path) -> None:
     """Forward and backward of every contestant, as multiples of the fastest baseline's total.
@@ -14,24 +20,34 @@ def draw(timings: Sequence[dict[str, Any]], device: str, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    names = list(dict.fromkeys(name for t in timings for name in (t["total"] or t["forward"])))
-    figure = Figure(figsize=(1.5 + 1.3 * len(timings), 4.4), layout="constrained")
-    axes, width = figure.subplots(), 0.8 / max(1, len(names))
+    names = order(timings)
+    rows = [timings[i : i + PER_ROW] for i in range(0, len(timings), PER_ROW)] or [[]]
+    figure = Figure(figsize=(2 + 1.6 * min(PER_ROW, max(3, len(timings))), 1 + 2.7 * len(rows)), layout="constrained")
+    for axes, row in zip(figure.subplots(len(rows), squeeze=False)[:, 0], rows, strict=True):
+        _draw_row(axes, row, names)
     for column, name in enumerate(names):
-        color = f"C{column}"
-        for at, timing in enumerate(timings):
-            which = "total" if timing["total"] else "forward"
-            unit = min((t for n, t in timing[which].items() if not n.startswith("flamia")), default=None)
+        axes.bar(0, 0, color=f"C{column}", label=name)
+    figure.suptitle(f"{device}: forward (dark) and backward (light), quantization included; less is better")
+    figure.supylabel("time / that of the fastest baseline", fontsize="medium")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=max(1, len(names)))
+    figure.savefig(path, dpi=120)
+
+
+def _draw_row(axes: Any, timings: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    width, labels = 0.8 / max(1, len(names)), []
+    for at, timing in enumerate(timings):
+        which = "total" if timing["total"] else "forward"
+        unit = min((t for n, t in timing[which].items() if not n.startswith("flamia")), default=None)
+        w = Workload(**timing["workload"])
+        lines = [w.name, *w.documents.split(", "), f"{w.q_heads}/{w.kv_heads} heads, D = {w.head_dim}"]
+        labels.append("\n".join(lines))
+        for column, name in enumerate(names):
             if unit is None or name not in timing[which]:
                 continue
             forward, whole = timing["forward"][name] / unit, timing[which][name] / unit
             place = at - 0.4 + (column + 0.5) * width
-            axes.bar(place, forward, width, color=color)
-            axes.bar(place, whole - forward, width, bottom=forward, color=color, alpha=0.5)
-        axes.bar(0, 0, color=color, label=name)
+            axes.bar(place, forward, width, color=f"C{column}")
+            axes.bar(place, whole - forward, width, bottom=forward, color=f"C{column}", alpha=0.5)
     axes.axhline(1, color="0.3", linewidth=0.8)
-    axes.set_xticks(range(len(timings)), [t["workload"]["name"] for t in timings], rotation=20)
-    axes.set_ylabel("time / fastest baseline")
-    axes.set_title(f"{device}: forward (dark) and backward (light), quantization included; less is better")
-    figure.legend(loc="outside lower center", ncols=max(1, len(names)), fontsize="small")
-    figure.savefig(path, dpi=150)
+    axes.set_xticks(range(len(timings)), labels, fontsize="small")
+    axes.set_xlim(-0.6, max(PER_ROW, len(timings)) - 0.4 if len(timings) > 3 else len(timings) - 0.4)

@@ -1,18 +1,22 @@
 """What ``flamia bench attention`` times; the timing itself needs a GPU."""
 
 import gc
+import json
 import weakref
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from flamia.bench import gpu_attention
 from flamia.bench.command import app
 from flamia.bench.gpu_attention import Timing, Workload, log_normal_lengths, workloads
-from flamia.bench.gpu_command import record
+from flamia.bench.gpu_command import _own_workload
 from flamia.bench.gpu_plot import draw
+from flamia.bench.gpu_table import markdown, record
 
 
 def test_flops_count_the_pairs_that_are_seen():
@@ -56,18 +60,81 @@ def test_what_a_captured_call_reads_lives_as_long_as_its_graph(monkeypatch):
     assert captured.results == [0, 1] and alive() is not None
 
 
+@pytest.mark.parametrize("backward", [True, False])
+def test_times_are_of_one_set_and_who_fails_is_named(monkeypatch, backward):
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    monkeypatch.setattr(gpu_attention, "_draw", lambda workload: [()] * 4)
+    monkeypatch.setattr(gpu_attention, "_capture", lambda call, sets: call(sets))
+    monkeypatch.setattr(gpu_attention, "_time_rounds", lambda graphs: {key: float(g) for key, g in graphs.items()})
+    tensor = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda x, dtype, device: tensor(x, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+
+    def fail(i):
+        raise AssertionError
+
+    calls = {"a": (lambda i: 10 * i, lambda i: 30 * i), "b": (lambda i: 20 * i, fail), "c": (fail, fail)}
+    contestants = {name: lambda workload, sets, cu, name=name: calls[name] for name in calls}
+    monkeypatch.setattr(gpu_attention, "CONTESTANTS", contestants)
+    seen = []
+    timing = gpu_attention.measure(Workload("w", (128,)), backward, advance=seen.append)
+    assert seen == ["a", "b", "c", "rounds"]
+    assert timing.forward == ({"a": 10.0} if backward else {"a": 10.0, "b": 20.0})
+    assert timing.total == ({"a": 30.0} if backward else {})
+    assert timing.missing == dict.fromkeys(("b", "c") if backward else ("c",), "AssertionError")
+
+
 def test_every_round_replays_each_graph_once_in_a_new_order(monkeypatch):
     torch, replayed = MagicMock(), []
-    torch.cuda.Event.return_value.elapsed_time.side_effect = lambda end: float(len(replayed))
+    torch.cuda.Event.return_value.elapsed_time.side_effect = lambda end: float(len(replayed)) ** 2
     monkeypatch.setattr(gpu_attention, "import_module", lambda name: torch)
-    monkeypatch.setattr(gpu_attention, "WARM_SECONDS", 0.0)
+    clock = iter([0.0, *(0.2 * i for i in range(100))])  # at the beginning, and before each round
+    monkeypatch.setattr(gpu_attention.time, "perf_counter", lambda: next(clock))
     keys = [("forward", name) for name in "abcd"]
     graphs = {key: MagicMock(graph=MagicMock(replay=lambda key=key: replayed.append(key))) for key in keys}
     found = gpu_attention._time_rounds(graphs)
     rounds = [tuple(replayed[i : i + 4]) for i in range(0, len(replayed), 4)]
-    assert len(rounds) == gpu_attention.ROUNDS and all(sorted(r) == keys for r in rounds) and len(set(rounds)) > 5
-    # the clock says how many replays there were after each round; the median is that of the middle one
-    assert found == dict.fromkeys(keys, 4e3 * (gpu_attention.ROUNDS + 1) / 2)
+    warm = 3  # rounds, those that begin before .5 s
+    assert len(rounds) == warm + gpu_attention.ROUNDS
+    assert all(sorted(r) == keys for r in rounds) and len(set(rounds)) > 5
+    # the events say how many replays there were after each round, squared; the median is that of the middle one
+    assert found == dict.fromkeys(keys, 1e3 * (4 * (warm + (gpu_attention.ROUNDS + 1) / 2)) ** 2)
+
+
+def test_lengths_of_ones_own_are_a_workload():
+    w = _own_workload("109x300, 4096", 32, 8, 64, False)
+    assert w == Workload("lengths", (300,) * 109 + (4096,), 32, 8, 64, False)
+    assert _own_workload("7", 3, None, 128, True).kv_heads == 3
+
+
+@pytest.mark.parametrize("lengths", ["", "x7", "3x", "0", "0x5", "1.5", "-4", "2x3x4", "a", "4,,5"])
+def test_lengths_of_another_form_are_refused_by_name(lengths):
+    with pytest.raises(typer.BadParameter, match="such as 109x300,4096") as raised:
+        _own_workload(lengths, 16, None, 128, True)
+    assert raised.value.param_hint == "--lengths"
+    with pytest.raises(typer.BadParameter, match="must divide the 16 query heads, got 3"):
+        _own_workload("128", 16, 3, 128, True)
+
+
+def test_documents_are_described():
+    assert Workload("w", (300,) * 109).documents == "109 x 300"
+    assert Workload("w", (8192,), causal=False).documents == "1 x 8,192, full"
+    assert Workload("w", (5, 1000, 3)).documents == "3 of 3 to 1,000, median 5"
+
+
+def test_a_markdown_table_has_a_cell_for_everyone():
+    first = Timing(Workload("v", (128,)), {"a": 8.0, "flamia": 10.0}, {"a": 2036.0, "flamia": 30.0})
+    second = Timing(Workload("w", (128, 64), 4, 2, 64, False), {"cuDNN": 7.4}, {}, {"flamia": "absent"})
+    assert markdown([record(first), record(second)]).splitlines()[2:] == [
+        "| v | 1 x 128 | 16/16 | 128 | 10 + 20 |  | 8 + 2,028 | 0.80 | 67.87 |",
+        "| w | 2 of 64 to 128, median 64, full | 4/2 | 64 |  | 7 |  |  |  |",
+    ]
+
+
+def test_the_page_shows_the_recorded_numbers():
+    docs = Path(__file__).parents[2] / "docs"
+    timings = json.loads((docs / "data" / "attention_h200.json").read_text("utf-8"))["timings"]
+    assert markdown(timings) in (docs / "attention_h200.md").read_text("utf-8")
 
 
 def test_without_a_gpu_the_command_says_so():

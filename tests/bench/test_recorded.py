@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from flamia.bench import gpu_attention
 from flamia.bench.command import app
 from flamia.bench.gpu_attention import Timing, Workload
-from flamia.bench.gpu_command import record
+from flamia.bench.gpu_table import record
 from flamia.bench.recorded import PACK_TOKENS, read_recorded
 from flamia.reference.oracle import attention_oracle
 
