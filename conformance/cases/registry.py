@@ -87,7 +87,7 @@ class Case:
     :param levels: levels that use it.
     :param promises: level-4 checks that use it, see `levels.promises`.
     :param tiny: small enough for a bit-accurate profile in the quick class.
-    :param may_refuse: the target may raise instead of computing.
+    :param may_refuse: the target may refuse it: Note [Refusals] of `levels.check`.
     :param vary: the variants of the leak check; None: `levels.leak` makes them.
     :param plan: a request of level 1 in place of inputs.
     """

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flamia.conformance.cases import Case
 from flamia.conformance.levels import accuracy, bits, promises
-from flamia.conformance.levels.check import Check, Context, Outcome, not_applicable
+from flamia.conformance.levels.check import Check, Context, Outcome, Refused, not_applicable
 from flamia.conformance.levels.probing import plan_probes
 
 PER_CASE: dict[int, Callable[[Context, Case], list[Check]]] = {
@@ -38,7 +38,7 @@ def plan_checks(context: Context, levels: Iterable[int], cases: Iterable[Case]) 
 
 
 def _for_target(context: Context, case: Case, check: Check) -> Check:
-    """The check, not applicable if the target is not for its level or does not take the dtype of the inputs."""
+    """The check, not applicable if the target is not for its level, or does not take the dtype, or refuses the case."""
 
     def run() -> Outcome:
         if check.level not in context.target.levels:
@@ -46,6 +46,9 @@ def _for_target(context: Context, case: Case, check: Check) -> Check:
         dtype = context.inputs(case).q.dtype.name
         if dtype not in context.target.dtypes:
             return not_applicable(f"the target does not take {dtype}")
-        return check.run()
+        try:
+            return check.run()
+        except Refused as refusal:
+            return not_applicable(f"refused: {refusal}")
 
     return replace(check, run=run)

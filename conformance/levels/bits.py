@@ -56,24 +56,11 @@ def _bytes(context: Context, case: Case) -> Outcome:
         return _plan(context, case.plan)
     if not context.target.stages:
         return not_applicable(NO_STAGES)
-    if (refused := _ask_for_refusal(context, case)) is not None:
-        return refused
     inputs, got, expected = context.inputs(case), context.results(case), expected_results(context, case)
     found = list(_compare_arrays(got, expected, inputs, 1))
     if not found:
         return not_applicable("the target returns no payloads, scales, layouts or schedules")
     return first_failure(found, {"stages": float(len(found))})
-
-
-def _ask_for_refusal(context: Context, case: Case) -> Outcome | None:
-    """Not applicable, if the case may be refused and is: there are no bits. Level 5 counts it as passed."""
-    if not case.may_refuse:
-        return None
-    try:
-        context.results(case)
-    except Exception as error:
-        return not_applicable(f"refused: {type(error).__name__}: {error}".splitlines()[0])
-    return None
 
 
 def _plan(context: Context, request: PlanRequest) -> Outcome:
@@ -96,8 +83,6 @@ def _outputs(context: Context, case: Case, level: int) -> Outcome:
         return not_applicable(NO_BITS)
     if level == 3 and not target.backward:
         return not_applicable("the target has no backward")
-    if (refused := _ask_for_refusal(context, case)) is not None:
-        return refused
     inputs, got, expected = context.inputs(case), context.results(case), expected_results(context, case)
     # stages first: the earliest stage that differs is the cause
     found = [*_compare_arrays(got, expected, inputs, level), *_compare_tiles(got, expected, inputs, level)]

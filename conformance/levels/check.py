@@ -1,4 +1,14 @@
-"""What a level plans and the runner runs."""
+"""What a level plans and the runner runs.
+
+Note [Refusals]
+~~~~~~~~~~~~~~~
+A target may refuse the cases that say so (`Case.may_refuse`): head dimensions other than those of training, FP32. A
+refusal is a ``TypeError``, ``ValueError`` or ``NotImplementedError``, or exactly a ``RuntimeError``, which is what
+PyTorch raises for what it has no kernel for; not another subclass of it, such as ``OutOfMemoryError``. The device must
+have survived. Everything else that a target raises is an error, and so is all that it raises in other cases.
+
+A check of a refused case is not applicable, at every level: nothing was computed that could be right.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +28,12 @@ from flamia.reference.profiles import Profile
 from flamia.reference.recipes import Recipe
 
 KEPT_CALLS = 8
+
+REFUSALS = (TypeError, ValueError, NotImplementedError)
+
+
+class Refused(Exception):
+    """The target refuses the case: Note [Refusals]."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +97,17 @@ class Context:
         return found
 
     def results(self, case: Case) -> Results:
-        """What the target returns for a case, with everything it offers."""
-        t = self.target
-        found: Results = self.keep(
-            (case.name, "target"), lambda: t.run(self.inputs(case), backward=t.backward, stages=t.stages)
-        )
+        """What the target returns for a case, with everything it offers.
+
+        :raises Refused: see Note [Refusals].
+        """
+        t, inputs = self.target, self.inputs(case)
+        backward = t.backward  # may be found out by another call, which must not raise
+        try:
+            found: Results = self.keep((case.name, "target"), lambda: t.run(inputs, backward=backward, stages=t.stages))
+        except Exception as error:
+            refuses = isinstance(error, REFUSALS) or type(error) is RuntimeError
+            if case.may_refuse and refuses and t.is_alive():
+                raise Refused(f"{type(error).__name__}: {error}".splitlines()[0]) from error
+            raise
         return found

@@ -33,7 +33,7 @@ def print_self_test(console: Console, found: SelfTest) -> None:
         text = f"must pass without a fault: {attempt.kill}: {attempt.status} {attempt.message}"
         console.print(Text(text, "bold red"))
     killed = len(found.verdicts) - len(found.survivors)
-    clean = f"{found.checks - len(found.controls)} of {found.checks} checks pass without a fault"
+    clean = f"{found.checks - len(found.controls)} of {found.checks} checks pass or are refused without a fault"
     console.print(
         f"{killed} of {len(found.verdicts)} planted faults killed; {clean}; {found.seconds:.0f} s", highlight=False
     )

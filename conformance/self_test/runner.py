@@ -3,10 +3,10 @@
 Note [Self-test]
 ~~~~~~~~~~~~~~~~
 Each fault names the checks that must catch it (`Fault.kills`). First every one of these checks runs against a copy of
-the reference without a fault, and must pass: a check that always fails catches nothing. Then each fault is planted,
-and each of its checks must fail. A check that raises does not count: a crash is noticed without a suite. A fault that
-passes one of its checks has *survived*, and the self-test fails; likewise one that can no longer be planted, because
-the reference has changed.
+the reference without a fault, and must pass, or be refused where the case allows that (Note [Refusals] of
+`levels.check`): a check that always fails catches nothing. Then each fault is planted, and each of its checks must
+fail. A check that raises does not count: a crash is noticed without a suite. A fault that passes one of its checks has
+*survived*, and the self-test fails; likewise one that can no longer be planted, because the reference has changed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from flamia.conformance.cases import CASES
 from flamia.conformance.results import CaseResult
 from flamia.conformance.runner import run
 from flamia.conformance.self_test.copies import EditError, planted
@@ -35,6 +36,11 @@ class Attempt:
     kill: Kill
     status: str
     message: str
+
+    @property
+    def refused(self) -> bool:
+        """Not applicable, in a case that may be refused."""
+        return self.status == "not_applicable" and CASES[self.kill.case].may_refuse
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Verdict:
 class SelfTest:
     """Everything that a self-test found.
 
-    :param controls: checks against the reference without a fault that did not pass; must be empty.
+    :param controls: checks against the reference without a fault that neither passed nor were refused; must be empty.
     """
 
     verdicts: tuple[Verdict, ...]
@@ -73,7 +79,7 @@ class SelfTest:
 
     @property
     def passed(self) -> bool:
-        """True if every fault was killed by every one of its checks, all of which pass without a fault."""
+        """True if every fault was killed by every one of its checks, none of which fails without a fault."""
         return bool(self.verdicts) and not self.survivors and not self.controls
 
 
@@ -92,7 +98,8 @@ def run_self_test(faults: Iterable[str] | None = None, progress: Progress | None
     clock = time.perf_counter()
     kills = list(dict.fromkeys(k for fault in chosen for k in fault.kills))
     with planted(()) as package:
-        controls = [a for kill in kills if (a := _attempt(kill, _target(kill, package), kill.case)).status != "passed"]
+        attempts = [_attempt(kill, _target(kill, package), kill.case) for kill in kills]
+    controls = [a for a in attempts if a.status != "passed" and not a.refused]
     if progress is not None:
         progress("no fault", 0, len(chosen))
     verdicts = []

@@ -77,7 +77,8 @@ class HopperTarget(KernelTarget):
     def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False) -> Results:
         """One call.
 
-        :raises TypeError, ValueError: for arguments that the kernels do not take; if the two forms differ.
+        :raises TypeError, ValueError: for arguments that the kernels do not take.
+        :raises AssertionError: if the two forms differ.
         """
         q, k, v, cu = (to_torch(x, self.device) for x in (inputs.q, inputs.k, inputs.v, inputs.cu_seqlens))
         got = self.attend(q, k, v, cu, inputs)
@@ -94,7 +95,7 @@ class HopperTarget(KernelTarget):
                 for name, x, expected in zip(("dq", "dk", "dv"), other, first, strict=True):
                     difference = compare_bits(name, x, expected)
                     if difference is not None:
-                        raise ValueError(f"widening q and dO' in shared memory changes bits: {difference.message}")
+                        raise AssertionError(f"widening q and dO' in shared memory changes bits: {difference.message}")
             dq, dk, dv = first
         arrays = _arrays(got) if stages else {}
         return Results(to_numpy(got.out), to_numpy(got.lse), dq, dk, dv, arrays=arrays)

@@ -68,6 +68,16 @@ def test_what_never_applied_is_no_level_and_is_named():
         c.issue_certificate(complete_report(status="not_applicable"), IDENTITY)
 
 
+def test_cases_that_may_be_refused_and_are_stand_in_the_way_of_no_certificate():
+    report = complete_report()
+    results = tuple(
+        dataclasses.replace(r, status="not_applicable") if CASES[r.case].may_refuse else r for r in report.results
+    )
+    made = c.issue_certificate(dataclasses.replace(report, results=results), IDENTITY)
+    assert made.levels == (1, 2, 3, 4, 5) and made.not_applicable == ()
+    assert made.checks == sum(not CASES[r.case].may_refuse for r in results) < len(results)
+
+
 def test_a_run_of_some_cases_is_not_certified():
     report = complete_report()
     some = tuple(r for r in report.results if r.level != 2 or r.case != "values/sink")

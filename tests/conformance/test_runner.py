@@ -7,6 +7,7 @@ import pytest
 from ml_dtypes import bfloat16
 
 from flamia.conformance import LEVELS, Inputs, Report, Target, TargetUnavailableError, resolve_target, run
+from flamia.conformance.report import exit_code
 from flamia.conformance.targets import PROMISES, CallableTarget, ReferenceTarget
 from flamia.reference import RECIPES, attention_backward, attention_forward, attention_oracle
 
@@ -68,11 +69,12 @@ def test_a_head_dim_may_be_refused_where_the_case_says_so():
     report = run(Narrow(), levels=[2, 3, 5], cases=["heads/dim_96", "heads/dim_64"], size="full")
     assert failures(report) == {} and report.passed
     found = {(r.level, r.case): r for r in report.results}
-    for level in (2, 3):
+    for level in (2, 3, 5):
         assert found[level, "heads/dim_64"].status == "passed"
         assert found[level, "heads/dim_96"].status == "not_applicable"
         assert found[level, "heads/dim_96"].message == "refused: ValueError: q must have a head_dim of (64,), got 96"
-    assert found[5, "heads/dim_96"].status == "passed"
+    alone = run(Narrow(), levels=[5], cases=["heads/dim_96"], size="full")
+    assert not alone.passed and exit_code(alone) == 4
 
 
 def test_a_head_dim_that_training_needs_may_not_be_refused():
@@ -80,6 +82,62 @@ def test_a_head_dim_that_training_needs_may_not_be_refused():
     target.allowed = ()
     report = run(target, levels=[2, 3, 5], cases=["heads/dim_64"], size="full")
     assert [r.status for r in report.results] == ["error"] * 3
+
+
+class OutOfMemory(RuntimeError):
+    """As PyTorch's are, a subclass."""
+
+
+class Raising(Target):
+    """Raises what it is told to, wherever it is not asked for bfloat16 and a head_dim of 64."""
+
+    name, bits, recipe, alive = "raising", True, "bf16", True
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False):
+        if inputs.head_dim == 64 and inputs.q.dtype == bfloat16:
+            return ReferenceTarget("bf16").run(inputs, backward=backward)
+        raise self.error
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+
+REFUSABLE = ["heads/dim_32", "arguments/repeated_float32"]
+
+
+@pytest.mark.parametrize("kind", [TypeError, ValueError, NotImplementedError, RuntimeError])
+def test_a_refusal_is_not_applicable_at_every_level(kind):
+    report = run(Raising(kind("not this\nnor that")), levels=[2, 3, 4, 5], cases=REFUSABLE)
+    assert {r.level for r in report.results} == {2, 3, 4, 5}
+    assert {(r.status, r.message) for r in report.results} == {
+        ("not_applicable", f"refused: {kind.__name__}: not this")
+    }
+
+
+@pytest.mark.parametrize("kind", [NameError, AssertionError, OutOfMemory, OSError])
+def test_any_other_exception_is_an_error_also_where_a_case_may_be_refused(kind):
+    report = run(Raising(kind("broken")), levels=[2, 3, 4, 5], cases=REFUSABLE)
+    assert {r.level for r in report.results} == {2, 3, 4, 5}
+    assert {(r.status, r.message) for r in report.results} == {("error", f"{kind.__name__}: broken")}
+
+
+def test_a_call_that_ends_the_device_is_no_refusal():
+    target = Raising(RuntimeError("an illegal memory access was encountered"))
+    target.alive = False
+    report = run(target, levels=[5], cases=["heads/dim_32"])
+    assert [r.status for r in report.results] == ["error"]
+
+
+def test_a_callable_that_no_call_gets_through_refuses_nothing():
+    def broken(q, k, v, cu_seqlens, *, causal, softmax_scale):
+        raise RuntimeError("always")
+
+    broken.tensors = "numpy"
+    report = run(broken, levels=[5], cases=["heads/dim_32"])
+    assert [(r.status, r.message) for r in report.results] == [("error", "RuntimeError: always")]
 
 
 @pytest.mark.parametrize(("recipe", "profile"), [("mxfp8", "blackwell"), ("mxfp8", "hopper"), ("bf16", "hopper")])

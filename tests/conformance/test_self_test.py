@@ -69,16 +69,19 @@ def test_a_fault_that_no_longer_fits_the_source_survives(monkeypatch):
     assert not written["passed"] and not written["faults"]["equivalent"]["killed"]
 
 
-def test_a_check_that_fails_without_a_fault_fails_the_self_test(monkeypatch):
+@pytest.mark.parametrize(
+    ("kill", "status"),
+    [
+        (Kill(4, "leak/transformer_engine_3248", "leak"), "failed"),
+        (Kill(4, "arguments/graph", "graph"), "not_applicable"),
+    ],
+)
+def test_a_check_that_does_not_pass_without_a_fault_fails_the_self_test(monkeypatch, kill, status):
     broken = ReferenceTarget("cudnn_mxfp8")
     monkeypatch.setattr(runner, "_target", lambda kill, package: broken)
-    leak = dataclasses.replace(EQUIVALENT, kills=(Kill(4, "leak/transformer_engine_3248", "leak"),))
-    monkeypatch.setitem(FAULTS, "equivalent", leak)
+    monkeypatch.setitem(FAULTS, "equivalent", dataclasses.replace(EQUIVALENT, kills=(kill,)))
     found = run_self_test(["equivalent"])
-    assert not found.survivors and not found.passed
-    assert [(str(a.kill), a.status) for a in found.controls] == [
-        ("level 4 leak/transformer_engine_3248:leak", "failed")
-    ]
+    assert not found.passed and [(a.kill, a.status) for a in found.controls] == [(kill, status)]
 
 
 def test_unknown_faults_are_named():
