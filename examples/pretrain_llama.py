@@ -316,7 +316,8 @@ def draw(folder: Path) -> Path:
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
-    runs = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
+    found = {p.stem: json.loads(p.read_text()) for p in sorted(folder.glob("*.json"))}
+    runs = {name: run for name, run in found.items() if "losses" in run}  # other files may lie there too
     if not runs:
         raise SystemExit(f"no run in {folder}")
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(7, 6), sharex=True, layout="constrained", height_ratios=(3, 2))
@@ -330,8 +331,8 @@ def draw(folder: Path) -> Path:
             shared = min(len(losses), len(base))
             gap = running_mean(losses[:shared] - base[:shared])
             bottom.plot(np.arange(1, shared + 1), gap, **style)
-    top.set(ylabel="training loss, nats per byte", title="Runs (attention-seed: held-out loss at the end)")
-    top.legend(fontsize=8)
+    top.set(ylabel="nats per byte", title="Training loss, mean of 20 steps")
+    top.legend(fontsize=8, title="recipe-seed: held out at the end", title_fontsize=8)
     bottom.set(xlabel="step", ylabel=f"difference from {base_name}")
     bottom.axhline(0, color="0.6", linewidth=0.8)
     path = folder / "loss.png"
@@ -350,10 +351,10 @@ def running_mean(x: np.ndarray[Any, Any], width: int = 20) -> np.ndarray[Any, An
 
 
 def line_styles() -> Iterator[dict[str, Any]]:
-    """Distinct also without colours."""
-    for dash in ("-", "--", ":"):
-        for color in ("C0", "C1", "C2", "C3"):
-            yield {"color": color, "linestyle": dash, "linewidth": 1.3}
+    """Distinct also without colours, and where curves lie upon one another."""
+    dashes = ("-", "--", ":", "-.")
+    for i in range(12):
+        yield {"color": f"C{i % 4}", "linestyle": dashes[(i + i // 4) % 4], "linewidth": 1.3}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -382,7 +383,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--compile", action="store_true", help="compile the blocks with torch.compile")
     add("--draw", action="store_true", help="train nothing, only draw the runs of --out")
     add("--resume", action="store_true", help="go on from the checkpoint of this attention and seed, if there is one")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
+        parser.error(f"argument --device: PyTorch finds no CUDA device, got {options.device}")
+    if options.heads % options.kv_heads:
+        parser.error(f"argument --kv-heads: must divide the {options.heads} query heads, got {options.kv_heads}")
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -61,8 +61,20 @@ def test_it_trains_resumes_and_draws(example, text, tmp_path, capsys):
     for checkpoint in whole.glob("*.pt"):
         checkpoint.unlink()  # losses alone can be drawn, on another machine
     figure.unlink()
+    (whole / "notes.json").write_text("{}")
     example.main(["--draw", "--out", str(whole)])
     assert figure.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "rule"),
+    [("--kv-heads", "2", "must divide the 3 query heads, got 2"), ("--device", "cuda", "PyTorch finds no CUDA device")],
+)
+def test_options_that_cannot_be_met_are_named(example, monkeypatch, capsys, option, value, rule):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        example.main([option, value])
+    assert f"argument {option}: {rule}" in capsys.readouterr().err
 
 
 def test_a_pack_holds_whole_documents_and_one_cut(example):
