@@ -81,6 +81,12 @@ class Identity:
         return f"{self.kernel} ({self.recipe}, {self.profile})"
 
     @property
+    def unknown(self) -> tuple[str, ...]:
+        """What could not be found out here, and is empty. (A CPU has no compute capability.)"""
+        empty = (f.name for f in fields(self) if not getattr(self, f.name))
+        return tuple(name for name in empty if name != "compute_capability" or not self.chip)
+
+    @property
     def device(self) -> str:
         """Chip and compute capability."""
         return self.chip + (f" ({self.compute_capability})" if self.compute_capability else "")
@@ -118,9 +124,9 @@ class Certificate:
         :param size: the size of cases that it must have, or more.
         """
         mine = self.identity
-        reasons = []
         if mine.subject != current.subject:
-            reasons.append(f"it is for {mine.subject}, this is {current.subject}")
+            return [f"it is for {mine.subject}, this is {current.subject}"]
+        reasons = []
         if mine.source_hash != current.source_hash:
             reasons.append(
                 f"the source has changed: certified was {mine.source_hash[:12]}, this is {current.source_hash[:12]}"
@@ -186,14 +192,16 @@ def _never_applied(report: Report, levels: Iterable[int]) -> tuple[str, ...]:
     return tuple(sorted({name for name, _ in asked} - {name for name, status in asked if status == "passed"}))
 
 
-def identify_target(target: Target) -> Identity:
+def identify_target(target: Target, here: bool = True) -> Identity:
     """The identity of a target as it is now.
+
+    :param here: False if its device is missing: chip and compiler are then unknown.
 
     Its chip and compiler are those of ``target.environment()`` (``device``, ``compute capability``, ``compiler``;
     without a compiler, all versions in it). Its source is what ``target.sources()`` says, if it has that: text by name.
     Otherwise it is the package or module that defines the callable, without what that imports.
     """
-    environment = target.environment()
+    environment = target.environment() if here else {"device": ""}
     own = getattr(target, "sources", None)
     sources = own() if callable(own) else defining_sources(getattr(target, "subject", target))
     versions = ", ".join(f"{name} {text}" for name, text in sorted(environment.items()) if name not in NO_VERSIONS)

@@ -63,13 +63,14 @@ def conform(
     from flamia.conformance.report.terminal import LiveTable, print_report
     from flamia.conformance.report.verdict import UNAVAILABLE, exit_code
     from flamia.conformance.runner import run
-    from flamia.conformance.targets import PROMISES, TargetUnavailableError, resolve_target
+    from flamia.conformance.targets import PROMISES, TargetUnavailableError, build_target
 
     try:
         held = None if promise is None else list(PROMISES) if "all" in promise else promise
-        subject = resolve_target(target, recipe=recipe, profile=profile, device=device, promises=held)
         if certificates:
-            raise typer.Exit(_show_certificates(console, subject))
+            raise typer.Exit(_show_certificates(console, target, recipe, profile, device))
+        subject = build_target(target, recipe=recipe, profile=profile, device=device, promises=held)
+        subject.require_device()
         with LiveTable(console, f"{subject.name}: {size}") as table:
             report = run(subject, level, case, size, seed=seed, stop_on_failure=stop, progress=table)
     except TargetUnavailableError as error:
@@ -98,15 +99,24 @@ def _certify(console: Console, report: Report, target: Target) -> None:
     console.print(f"certificate: {path}", markup=False, highlight=False)
 
 
-def _show_certificates(console: Console, target: Target) -> int:
-    from flamia.conformance.certificates import identify_target, list_certificates, user_folder
+def _show_certificates(console: Console, target: str, recipe: str | None, profile: str | None, device: str) -> int:
+    from flamia.conformance.certificates import Identity, identify_target, list_certificates, user_folder
     from flamia.conformance.report.certificate_table import print_certificates
+    from flamia.conformance.report.verdict import UNAVAILABLE
+    from flamia.conformance.targets import TargetUnavailableError, build_target
 
+    subject, missing = None, ""
     try:
-        current = identify_target(target)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    return 0 if print_certificates(console, list_certificates(), current, user_folder()) else 1
+        subject = build_target(target, recipe=recipe, profile=profile, device=device)
+        subject.require_device()
+    except TargetUnavailableError as error:
+        missing = str(error)
+    if subject is None:
+        current = Identity(target, recipe or "", profile or "", "", "", "", "")
+    else:
+        current = identify_target(subject, here=not missing)
+    valid = print_certificates(console, list_certificates(), current, user_folder(), missing)
+    return UNAVAILABLE if missing else int(not valid)
 
 
 def _run_self_test(console: Console, json: Path | None) -> int:

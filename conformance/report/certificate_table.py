@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -13,36 +14,51 @@ from flamia.conformance.results import SUITE_VERSION
 
 
 def print_certificates(
-    console: Console, found: Mapping[Path, Certificate | str], current: Identity, folder: Path
+    console: Console, found: Mapping[Path, Certificate | str], current: Identity, folder: Path, missing: str = ""
 ) -> bool:
     """Print them; True if one is valid for ``current``.
 
     :param found: of `certificates.list_certificates`.
-    :param current: what the certificates are held against.
+    :param current: what the certificates are held against; what is unknown of it is not compared.
     :param folder: the user's, named where there is no valid certificate.
+    :param missing: why something is unknown.
     """
-    console.print(
-        Text(
-            f"held against {current.subject}, source {current.source_hash[:12]}, on {current.device}, "
-            f"{current.compiler}, suite {SUITE_VERSION}"
-        )
-    )
+
+    def show(text: str, style: str = "") -> None:
+        console.print(Text(text, style), soft_wrap=True)  # a path that is cut in two cannot be copied
+
+    unknown = ", ".join(name.replace("_", " ") for name in current.unknown)
+    known = [current.subject if current.recipe else current.kernel]
+    known += [f"source {current.source_hash[:12]}"] if current.source_hash else []
+    known += [name for name in (current.device, current.compiler) if name]
+    show(f"held against {', '.join(known)}, suite {SUITE_VERSION}")
+    if missing:
+        show(f"cannot be checked: {unknown}, because {missing}", "yellow")
     valid = False
     for path, certificate in found.items():
         if isinstance(certificate, str):
-            console.print(Text(f"✗ {certificate}", "red"))
+            show(f"✗ {certificate}", "red")
             continue
-        reasons = certificate.invalid_because(current)
-        valid = valid or not reasons
+        mine = certificate.identity
         without = f" without {', '.join(certificate.not_applicable)}" if certificate.not_applicable else ""
         text = (
-            f"{certificate.identity.subject} on {certificate.identity.device}: "
+            f"{mine.subject} on {mine.device}, {mine.compiler}, source {mine.source_hash[:12]}: "
             f"levels {' '.join(map(str, certificate.levels))}{without}, {certificate.size} cases, "
             f"suite {certificate.suite_version}, {certificate.date}, {path}"
         )
-        console.print(Text(f"✗ {text}") if reasons else Text(f"✓ {text}", "green"))
+        assumed = replace(current, **{name: getattr(mine, name) for name in current.unknown})
+        if mine.subject != assumed.subject:
+            other = "recipe or profile" if mine.kernel == current.kernel else "target"
+            show(f"– for another {other}: {text}", "dim")
+            continue
+        reasons = certificate.invalid_because(assumed)
+        holds = not reasons and not current.unknown
+        valid = valid or holds
+        show(f"✓ {text}" if holds else f"✗ {text}" if reasons else f"? {text}", "green" if holds else "")
         for reason in reasons:
-            console.print(Text(f"    not valid: {reason}", "red"))
-    if not valid:
-        console.print(Text(f"no valid certificate; `flamia conform --certify` writes one into {folder}"))
+            show(f"    not valid: {reason}", "red")
+        if not reasons and not holds:
+            show("    what can be checked here agrees")
+    if not valid and not missing:
+        show(f"no valid certificate; `flamia conform --certify` writes one into {folder}")
     return valid

@@ -6,7 +6,7 @@
 from flamia.conformance.targets.base import PROMISES, Target, TargetUnavailableError
 from flamia.conformance.targets.callables import CallableTarget
 from flamia.conformance.targets.reference import ReferenceTarget
-from flamia.conformance.targets.resolve import BUILT_IN, resolve_target
+from flamia.conformance.targets.resolve import BUILT_IN, build_target, resolve_target
 
 __all__ = [
     "BUILT_IN",
@@ -15,5 +15,6 @@ __all__ = [
     "ReferenceTarget",
     "Target",
     "TargetUnavailableError",
+    "build_target",
     "resolve_target",
 ]

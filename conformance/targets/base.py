@@ -65,6 +65,12 @@ class Target:
     device: str = "cpu"
     dtypes: tuple[str, ...] = ("bfloat16", "float32")
 
+    def require_device(self) -> None:
+        """Find the device of all calls. Before, a target has no more than a name, sources and what it is held to.
+
+        :raises TargetUnavailableError: if there is none, in one sentence that says what is missing.
+        """
+
     def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False) -> Results:
         """One call.
 

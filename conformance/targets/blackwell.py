@@ -14,7 +14,7 @@ import torch
 
 from flamia.conformance.calls import Array, Inputs, Results, TileKey
 from flamia.conformance.targets.base import PROMISES, Target
-from flamia.conformance.targets.kernels import KernelTarget, call_arrays, require_gpu
+from flamia.conformance.targets.kernels import KernelTarget, call_arrays
 from flamia.conformance.targets.tensors import to_numpy, to_torch
 from flamia.kernels import blackwell, blackwell_backward
 from flamia.kernels.blackwell import RECIPES, BlackwellForward
@@ -37,8 +37,8 @@ CHIPS = (SM_100A, SM_103A)
 
 
 def make_target(option: str, device: str) -> Target:
-    """The target on a CUDA device; see `kernels.require_gpu`."""
-    return BlackwellTarget(require_gpu("Blackwell", [chip.compute_capability for chip in CHIPS], device))
+    """The target on a CUDA device."""
+    return BlackwellTarget(device)
 
 
 class BlackwellTarget(KernelTarget):
@@ -48,6 +48,7 @@ class BlackwellTarget(KernelTarget):
     """
 
     name = "blackwell"
+    family, capabilities = "Blackwell", tuple(chip.compute_capability for chip in CHIPS)
     recipe: Recipe | str = "mxfp8"
     profile = "blackwell"
     promises = frozenset(PROMISES)

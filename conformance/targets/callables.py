@@ -73,6 +73,13 @@ class CallableTarget(Target):
         if self.tensors == "numpy" and device != "cpu":
             raise ValueError(f"device must be 'cpu' for a target that takes NumPy arrays, got {device!r}")
 
+    def require_device(self) -> None:
+        """The CUDA device, for torch tensors that shall lie on one."""
+        if self.device != "cpu":
+            from flamia.conformance.targets.tensors import find_cuda
+
+            find_cuda(self.name, self.device)
+
     @cached_property
     def _offers(self) -> dict[str, bool]:
         """What a call of 128 tokens returns."""

@@ -16,7 +16,7 @@ from flamia.conformance.calls import Array, Inputs, Results
 from flamia.conformance.stages import ReferenceEngine
 from flamia.conformance.targets.base import Target, TargetUnavailableError, package_versions
 from flamia.conformance.targets.kernels import kernel_sources, operand_arrays, schedule_arrays
-from flamia.conformance.targets.tensors import describe_device, to_numpy, to_torch
+from flamia.conformance.targets.tensors import describe_device, find_cuda, to_numpy, to_torch
 from flamia.kernels.quantize import Nvfp4, Nvfp4Tiles, TokenTiles, quantize_qkv, row_pass
 from flamia.kernels.registry import QUANTIZE, ROW_PASS, SCHEDULE
 from flamia.kernels.schedule import NUM_TILES, DeviceSchedule, build_schedule
@@ -28,20 +28,8 @@ REFERENCE = ReferenceEngine()
 
 
 def make_target(option: str, device: str) -> Target:
-    """The target on a CUDA device; ``"cpu"``, the suite's default, stands for the current one.
-
-    :raises TargetUnavailableError: in one sentence that says what is missing.
-    """
-    if not torch.cuda.is_available():
-        raise TargetUnavailableError("the CUDA kernels cannot run here: PyTorch finds no CUDA device")
-    place = torch.device("cuda" if device == "cpu" else device)
-    try:
-        target_for(torch.cuda.get_device_capability(place))
-        import cupy  # noqa: F401
-    except (ValueError, ImportError) as error:
-        raise TargetUnavailableError(f"the CUDA kernels cannot run here: {error}") from error
-    index = torch.cuda.current_device() if place.index is None else place.index
-    return CudaTarget(f"cuda:{index}")
+    """The target on a CUDA device; ``"cpu"``, the suite's default, stands for the current one."""
+    return CudaTarget(device)
 
 
 class CudaTarget(Target):
@@ -57,6 +45,16 @@ class CudaTarget(Target):
 
     def __init__(self, device: str) -> None:
         self.device = device
+
+    def require_device(self) -> None:
+        """A GPU that the kernels are built for, and CuPy."""
+        index = find_cuda("the CUDA kernels", self.device)
+        try:
+            target_for(torch.cuda.get_device_capability(index))
+            import cupy  # noqa: F401
+        except (ValueError, ImportError) as error:
+            raise TargetUnavailableError(f"the CUDA kernels cannot run here: {error}") from error
+        self.device = f"cuda:{index}"
 
     def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False) -> Results:
         """Everything that the kernels write for one call; ``out`` is not among it and full of NaN.

@@ -11,7 +11,7 @@ import torch
 from flamia.conformance.calls import Array, Inputs, Results
 from flamia.conformance.comparison import compare_bits
 from flamia.conformance.targets.base import PROMISES, Target
-from flamia.conformance.targets.kernels import KernelTarget, call_arrays, kernel_sources, require_gpu, row_arrays
+from flamia.conformance.targets.kernels import KernelTarget, call_arrays, kernel_sources, row_arrays
 from flamia.conformance.targets.tensors import to_numpy, to_torch
 from flamia.kernels import hopper, hopper_backward
 from flamia.kernels.hopper import HopperForward, PackedInputs
@@ -40,14 +40,15 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
 
 
 def make_target(option: str, device: str) -> Target:
-    """The target on a CUDA device; see `kernels.require_gpu`."""
-    return HopperTarget(require_gpu("Hopper", [(9, 0)], device))
+    """The target on a CUDA device."""
+    return HopperTarget(device)
 
 
 class HopperTarget(KernelTarget):
     """Attention of `flamia.kernels.hopper` and `.hopper_backward`: the recipes of `KERNELS`."""
 
     name = "hopper"
+    family, capabilities = "Hopper", ((9, 0),)
     recipe: Recipe | str = MXFP8
     profile = "hopper"
     promises = frozenset(PROMISES) - {"consistency"}  # the backward keeps no P

@@ -6,7 +6,7 @@ Each calls its kernels directly, certified or not, because its report is what ce
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,46 +16,49 @@ from numpy.typing import NDArray
 
 from flamia.conformance.calls import Array, Inputs, Results
 from flamia.conformance.targets.base import Target, TargetUnavailableError, package_versions
-from flamia.conformance.targets.tensors import context_survives, describe_device, replay_graph, to_numpy, to_torch
+from flamia.conformance.targets.tensors import (
+    context_survives,
+    describe_device,
+    find_cuda,
+    replay_graph,
+    to_numpy,
+    to_torch,
+)
 from flamia.kernels.nvrtc import load_nvrtc
 from flamia.kernels.quantize import Nvfp4Tiles, QuantizedInputs, TokenTiles
 from flamia.kernels.registry import OPTIONS, Kernel
 from flamia.kernels.schedule import NUM_BACKWARD, NUM_FORWARD, NUM_TILES, DeviceSchedule, build_schedule
 
 
-def require_gpu(chip: str, capabilities: Collection[tuple[int, int]], device: str) -> str:
-    """The CUDA device to use; ``"cpu"``, the suite's default, stands for the current one.
-
-    :param chip: for the message, such as ``"Hopper"``.
-    :raises TargetUnavailableError: in one sentence that says what is missing.
-    """
-    if not torch.cuda.is_available():
-        raise TargetUnavailableError(f"the {chip} kernels cannot run here: PyTorch finds no CUDA device")
-    place = torch.device("cuda" if device == "cpu" else device)
-    index = torch.cuda.current_device() if place.index is None else place.index
-    found = torch.cuda.get_device_capability(index)
-    if found not in capabilities:
-        wanted = " or ".join(f"{major}.{minor}" for major, minor in capabilities)
-        raise TargetUnavailableError(f"the {chip} kernels need compute capability {wanted}, got {found}")
-    try:
-        import cupy  # noqa: F401
-    except ImportError as error:
-        raise TargetUnavailableError(f"the {chip} kernels cannot run here: {error}") from error
-    return f"cuda:{index}"
-
-
 class KernelTarget(Target):
-    """Attention of `flamia.kernels` on one device.
+    """Attention of `flamia.kernels` on one device; ``"cpu"``, the suite's default, stands for the current GPU.
 
     :param kernels: everything that one call of attention and its gradients launch.
+    :param family: of chips, such as ``"Hopper"``, and :param capabilities: theirs.
     """
 
     bits = True
     stages = True
     kernels: tuple[Kernel, ...] = ()
+    family: str
+    capabilities: tuple[tuple[int, int], ...]
 
     def __init__(self, device: str) -> None:
         self.device = device
+
+    def require_device(self) -> None:
+        """A GPU of the family, and CuPy."""
+        what = f"the {self.family} kernels"
+        index = find_cuda(what, self.device)
+        found = torch.cuda.get_device_capability(index)
+        if found not in self.capabilities:
+            wanted = " or ".join(f"{major}.{minor}" for major, minor in self.capabilities)
+            raise TargetUnavailableError(f"{what} need compute capability {wanted}, got {found}")
+        try:
+            import cupy  # noqa: F401
+        except ImportError as error:
+            raise TargetUnavailableError(f"{what} cannot run here: {error}") from error
+        self.device = f"cuda:{index}"
 
     @contextmanager
     def launching(self) -> Iterator[str]:

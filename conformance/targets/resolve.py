@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -14,7 +15,7 @@ from flamia.conformance.targets.callables import CallableTarget
 from flamia.conformance.targets.reference import ReferenceTarget
 from flamia.reference.recipes import Recipe, get_recipe
 
-__all__ = ["BUILT_IN", "TargetUnavailableError", "resolve_target"]
+__all__ = ["BUILT_IN", "TargetUnavailableError", "build_target", "resolve_target"]
 
 
 def _module_target(module: str, option: str = "") -> Callable[[str], Target]:
@@ -53,7 +54,18 @@ BUILT_IN: dict[str, tuple[str, Callable[[str], Target] | None]] = {
 """Name -> what it is, and how to make it for a device."""
 
 
-def resolve_target(
+def resolve_target(target: Any, **options: Any) -> Target:
+    """The target of `runner.run`, ready to be called.
+
+    :param options: of `build_target`, which says what it raises.
+    :raises TargetUnavailableError: also if its device is missing.
+    """
+    found = build_target(target, **options)
+    found.require_device()
+    return found
+
+
+def build_target(
     target: Any,
     *,
     recipe: Recipe | str | None = None,
@@ -61,12 +73,14 @@ def resolve_target(
     device: str | None = None,
     promises: Iterable[str] | None = None,
 ) -> Target:
-    """The target of `runner.run`.
+    """The same, whether its device is here or not: see `Target.require_device`.
 
-    :raises ValueError: for a name that is neither built in nor importable.
+    :raises ValueError: for a name that is neither built in nor importable, or a device that the target does not run on.
     :raises TargetUnavailableError: for a built-in one that is not installed.
     """
-    place = device or "cpu"
+    place = "cpu" if device is None else device
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", place):
+        raise ValueError(f"device must be 'cpu', 'cuda' or 'cuda:N', got {place!r}")
     if target == "reference":
         found: Target = ReferenceTarget(recipe or "mxfp8", profile or "ideal")
     elif isinstance(target, Target):
@@ -76,6 +90,8 @@ def resolve_target(
         found = make(place) if make is not None else CallableTarget(import_object(target), target, place)
     else:
         found = CallableTarget(target, device=place)
+    if place != "cpu" and found.device == "cpu":
+        raise ValueError(f"device must be 'cpu' for target {found.name!r}, which runs on the CPU, got {place!r}")
     if recipe is not None and target != "reference":
         found.recipe = get_recipe(recipe)
     if profile is not None:

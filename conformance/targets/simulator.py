@@ -46,6 +46,9 @@ class SimulatorTarget(BlackwellTarget):
         self.name = f"simulator:{chip.name}"
         self.seed = seed
 
+    def require_device(self) -> None:
+        """The simulator."""
+
     @contextmanager
     def launching(self) -> Iterator[str]:
         """Under another random timing than the call before."""

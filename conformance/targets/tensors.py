@@ -11,6 +11,8 @@ import torch
 from ml_dtypes import bfloat16
 from numpy.typing import NDArray
 
+from flamia.conformance.targets.base import TargetUnavailableError
+
 Array = NDArray[Any]
 FILLED_GAP_ELEMENTS = 1 << 24
 """Up to this size, the elements between those of a view are NaN, so that reading them shows."""
@@ -47,6 +49,22 @@ def to_numpy(x: torch.Tensor) -> Array:
         return bits
     plain: Array = x.numpy()
     return plain
+
+
+def find_cuda(what: str, device: str) -> int:
+    """Index of a CUDA device; ``"cpu"``, the suite's default, stands for the current one.
+
+    :param what: for the message: what would run there.
+    :raises TargetUnavailableError: if PyTorch does not find it.
+    """
+    if not torch.cuda.is_available():
+        raise TargetUnavailableError(f"{what} cannot run here: PyTorch finds no CUDA device")
+    index = torch.device("cuda" if device == "cpu" else device).index
+    if index is None:
+        return torch.cuda.current_device()
+    if index >= (count := torch.cuda.device_count()):
+        raise TargetUnavailableError(f"{what} cannot run on {device!r}: PyTorch finds CUDA devices 0 to {count - 1}")
+    return index
 
 
 def replay_graph(call: Callable[[], Any], tensors: Sequence[torch.Tensor], fresh: Sequence[Array], device: str) -> Any:

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from flamia.conformance.targets.base import Target, TargetUnavailableError
 from flamia.conformance.targets.callables import CallableTarget
+from flamia.conformance.targets.tensors import find_cuda
 
 CLAIMS = frozenset({"leak", "pack", "suffix", "edges", "heads", "shift", "determinism", "strides"})
 """What the documentation of these functions lets a caller expect. ``--promises`` asks for more."""
@@ -32,8 +33,8 @@ BACKENDS = {
 
 def make_target(option: str, device: str) -> Target:
     """The target for a backend of scaled_dot_product_attention, ``"flex"`` or ``"varlen"``."""
-    if option in ("cudnn", "varlen") or device.startswith("cuda"):
-        require_cuda(f"torch {option}".strip(), device)
+    if option in ("cudnn", "varlen"):
+        require_cuda("torch-varlen" if option == "varlen" else f"torch-sdpa-{option}", device)
     subjects: dict[str, Callable[[], Any]] = {"flex": lambda: _Flex(device), "varlen": _Varlen}
     subject = subjects.get(option, lambda: _Sdpa(option))()
     return CallableTarget(subject, subject.name, device)
@@ -43,8 +44,7 @@ def require_cuda(name: str, device: str) -> None:
     """Raise `TargetUnavailableError` unless ``device`` is a CUDA device that PyTorch finds."""
     if not device.startswith("cuda"):
         raise TargetUnavailableError(f"{name} runs on CUDA only: device must be 'cuda' or 'cuda:N', got {device!r}")
-    if not torch.cuda.is_available():
-        raise TargetUnavailableError(f"{name} runs on CUDA only, and PyTorch finds no CUDA device")
+    find_cuda(name, device)
 
 
 class _TorchAttention:

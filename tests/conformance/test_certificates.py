@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from flamia.conformance import CASES, LEVELS, SUITE_VERSION, CaseResult, Report
 from flamia.conformance import certificates as c
+from flamia.conformance.report.certificate_table import print_certificates
 from flamia.conformance.targets import CallableTarget, ReferenceTarget
 
 IDENTITY = c.Identity("hopper", "mxfp8", "hopper", "ab" * 32, "NVIDIA H200", "9.0", "NVRTC 13.0.88")
@@ -160,6 +163,44 @@ def test_a_target_may_name_its_sources_and_compiler():
     found = c.identify_target(Kernel())
     assert found.source_hash == c.hash_sources({"kernel.cu": "__global__ void f();"})
     assert (found.device, found.compiler) == ("NVIDIA H200 (9.0)", "NVRTC 13.0.88")
+
+
+def test_without_its_device_chip_and_compiler_are_unknown():
+    here, elsewhere = c.identify_target(ReferenceTarget()), c.identify_target(ReferenceTarget(), here=False)
+    assert here.unknown == () and not here.compute_capability
+    assert elsewhere.unknown == ("chip", "compute_capability", "compiler")
+    assert elsewhere.source_hash == here.source_hash
+
+
+def listed(current: c.Identity, missing: str = "", **certificates: c.Certificate) -> tuple[bool, list[str]]:
+    """Verdict and lines of the listing, which a narrow pipe must not break."""
+    out = io.StringIO()
+    found = {Path(f"/a/long/path/that/is/not/to/be/broken/{name}.json"): x for name, x in certificates.items()}
+    valid = print_certificates(Console(file=out, width=40), found, current, Path("/mine"), missing)
+    return valid, out.getvalue().splitlines()
+
+
+def test_the_listing_has_one_line_for_what_is_another_targets():
+    other = issued(identity=dataclasses.replace(IDENTITY, kernel="reference", chip="a CPU"))
+    recipe = issued(identity=dataclasses.replace(IDENTITY, recipe="bf16"))
+    valid, lines = listed(IDENTITY, mine=issued(), other=other, recipe=recipe)
+    assert valid and len(lines) == 4
+    assert lines[1].startswith(
+        "✓ hopper (mxfp8, hopper) on NVIDIA H200 (9.0), NVRTC 13.0.88, source abababababab: levels"
+    )
+    assert lines[2].startswith("– for another target: reference (mxfp8, hopper) on a CPU (9.0)")
+    assert lines[3].startswith("– for another recipe or profile: hopper (bf16, hopper)")
+    assert all(line.endswith(".json") for line in lines[1:])
+
+
+def test_the_listing_without_the_device_checks_the_source():
+    away = dataclasses.replace(IDENTITY, chip="", compute_capability="", compiler="")
+    changed = issued(identity=dataclasses.replace(IDENTITY, source_hash="cd" * 32))
+    valid, lines = listed(away, "there is no GPU", same=issued(), changed=changed)
+    assert not valid and lines[0] == f"held against hopper (mxfp8, hopper), source abababababab, suite {SUITE_VERSION}"
+    assert lines[1] == "cannot be checked: chip, compute capability, compiler, because there is no GPU"
+    assert lines[2].startswith("? hopper") and lines[3] == "    what can be checked here agrees"
+    assert lines[4].startswith("✗ hopper") and "not valid: the source has changed" in lines[5] and len(lines) == 6
 
 
 # ---- files -------------------------------------------------------------------------------------------------

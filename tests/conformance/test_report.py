@@ -280,3 +280,17 @@ def test_the_command_writes_every_form_and_exits_with_the_verdict(tmp_path):
     assert refused.returncode == 1 and "no certificate: report must have every quick case" in refused.stdout
     listed = conform("--certificates", folder=tmp_path)
     assert listed.returncode == 1 and "no valid certificate; `flamia conform --certify` writes one" in listed.stdout
+    assert listed.stdout.count("– for another target: hopper") == 2 and "not valid" not in listed.stdout
+
+
+def test_certificates_are_listed_without_their_device(tmp_path):
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+    done = conform("--certificates", "--target", "hopper", folder=tmp_path)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "because the Hopper kernels cannot run here: PyTorch finds no CUDA device" in done.stdout
+    assert "? hopper (mxfp8, hopper) on NVIDIA H200 (9.0), NVRTC 13.0, source " in done.stdout
+    missing = conform("--certificates", "--target", "flash-attn", folder=tmp_path)
+    assert missing.returncode == 3 and "because flash-attn is not installed" in missing.stdout
+    assert missing.stdout.count("– for another target: hopper") == 2

@@ -336,6 +336,39 @@ def test_a_vendor_that_is_missing_says_so() -> None:
         resolve_target("flash-attn")
 
 
+@pytest.mark.parametrize(
+    "target", ["reference", "simulator:sm_100a", ReferenceTarget("bf16")], ids=["name", "simulator", "instance"]
+)
+def test_a_device_that_a_target_does_not_run_on_is_no_silent_choice(target) -> None:
+    if isinstance(target, str) and target.startswith("simulator"):
+        pytest.importorskip("torch")
+    with pytest.raises(ValueError, match=r"device must be 'cpu' for target .*, which runs on the CPU, got 'cuda'"):
+        resolve_target(target, device="cuda")
+    assert resolve_target(target, device="cpu").device == "cpu"
+
+
+@pytest.mark.parametrize("device", ["gpu0", "", "cuda:", "cuda:x", "cuda:1 ", "CUDA"])
+def test_devices_have_three_forms(device) -> None:
+    with pytest.raises(ValueError, match="device must be 'cpu', 'cuda' or 'cuda:N', got "):
+        resolve_target(exact, device=device)
+
+
+def test_torch_targets_say_what_is_missing() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device")
+
+    def attend(q, k, v, cu_seqlens, *, causal, softmax_scale):
+        return q
+
+    for target, name in (("torch-sdpa", "torch-sdpa"), ("torch-sdpa-cudnn", "torch-sdpa-cudnn"), (attend, "attend")):
+        with pytest.raises(TargetUnavailableError) as caught:
+            resolve_target(target, device="cuda")
+        assert str(caught.value) == f"{name} cannot run here: PyTorch finds no CUDA device"
+    with pytest.raises(TargetUnavailableError, match="torch-varlen runs on CUDA only: device must be 'cuda' or"):
+        resolve_target("torch-varlen")
+
+
 def test_a_target_by_import_path(tmp_path, monkeypatch) -> None:
     (tmp_path / "mine.py").write_text(
         "from flamia.reference import attention_forward\n"

@@ -17,6 +17,17 @@ def test_without_a_gpu_it_says_so_in_one_sentence(device):
 
 def test_another_gpu_is_answered_with_what_is_supported(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (8, 9))
     with pytest.raises(TargetUnavailableError, match=r"compute_capability 8\.9 has no FLAMIA kernels; supported"):
         resolve_target("cuda")
+    with pytest.raises(TargetUnavailableError, match=r"the Hopper kernels need compute capability 9\.0, got \(8, 9\)"):
+        resolve_target("hopper")
+
+
+def test_a_device_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for target in ("cuda", "hopper", "torch-sdpa"):
+        with pytest.raises(TargetUnavailableError, match=r"cannot run on 'cuda:2': PyTorch finds CUDA devices 0 to 1"):
+            resolve_target(target, device="cuda:2")
