@@ -41,7 +41,6 @@ from typing import Any
 from flamia.conformance.cases import SIZES, select_cases
 from flamia.conformance.results import LEVELS, SUITE_VERSION, Report
 from flamia.conformance.targets.base import Target, describe_recipe
-from flamia.reference.profiles import get_profile
 
 FORMAT = 1
 """Version of the files."""
@@ -167,8 +166,7 @@ def issue_certificate(report: Report, identity: Identity) -> Certificate:
     levels = tuple(level for level in LEVELS if report.level_status(level) == "passed")
     if not levels:
         raise ValueError(f"report must have checks that passed to certify {report.target}, got none")
-    exact = get_profile(report.profile).exact
-    for case in select_cases(None, report.size, tiny=not exact and report.size == "quick"):
+    for case in select_cases(None, report.size, report.profile):
         for level in set(levels) & set(case.levels):
             if not any(r.level == level and r.case == case.name for r in report.results):
                 raise ValueError(

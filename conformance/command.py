@@ -59,6 +59,7 @@ def conform(
     if self_test:
         raise typer.Exit(_run_self_test(console, json))
 
+    from flamia.conformance.cases import find_larger_sizes
     from flamia.conformance.report import write_html, write_json, write_junit
     from flamia.conformance.report.terminal import LiveTable, print_report
     from flamia.conformance.report.verdict import UNAVAILABLE, exit_code
@@ -79,6 +80,9 @@ def conform(
     except (ValueError, TypeError) as error:
         raise typer.BadParameter(str(error)) from error
     print_report(console, report, failures=console.is_terminal)
+    for pattern, larger in find_larger_sizes(case or (), size, report.profile).items():
+        text = f"--case {pattern}: no {size} case under profile {report.profile}; these cases are of the {larger} class"
+        console.print(f"{text}: --size {larger}", style="bold yellow", markup=False, highlight=False, soft_wrap=True)
     for path, write in ((html, write_html), (json, write_json), (junit, write_junit)):
         if path is not None:
             write(report, path)

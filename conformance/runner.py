@@ -60,7 +60,7 @@ def run(
     chosen, machine = get_recipe(subject.recipe), get_profile(subject.profile)
     started, clock = datetime.now(UTC), time.perf_counter()
     context = Context(subject, chosen, machine, size, seed)
-    chosen_cases = select_cases(cases, size, tiny=not machine.exact and size == "quick")
+    chosen_cases = select_cases(cases, size, machine.name)
     checks = plan_checks(context, wanted, chosen_cases)
     results: list[CaseResult] = []
     lost = ""

@@ -14,7 +14,18 @@ from flamia.conformance.cases.registry import (
     PlanRequest,
     Variant,
     case,
+    find_larger_sizes,
     select_cases,
 )
 
-__all__ = ["BUG_CLASSES", "CASES", "SIZES", "Case", "PlanRequest", "Variant", "case", "select_cases"]
+__all__ = [
+    "BUG_CLASSES",
+    "CASES",
+    "SIZES",
+    "Case",
+    "PlanRequest",
+    "Variant",
+    "case",
+    "find_larger_sizes",
+    "select_cases",
+]

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flamia.conformance.calls import Inputs
+from flamia.reference.profiles import get_profile
 
 SIZES = ("quick", "full", "stress")
 """Size classes; each includes the ones before it. Quick takes less than a minute on a CPU."""
@@ -147,9 +148,10 @@ def case(
     return register
 
 
-def select_cases(patterns: Iterable[str] | None = None, size: str = "quick", tiny: bool = False) -> list[Case]:
+def select_cases(patterns: Iterable[str] | None = None, size: str = "quick", profile: str = "ideal") -> list[Case]:
     """Cases of a size class whose names match one of the patterns (``documents/*``).
 
+    :param profile: under a bit-accurate one, the reference is so slow that only tiny cases are quick.
     :raises ValueError: for an unknown size, or a pattern that matches no case at all.
     """
     if size not in SIZES:
@@ -158,6 +160,7 @@ def select_cases(patterns: Iterable[str] | None = None, size: str = "quick", tin
     for pattern in wanted or ():
         if not fnmatch.filter(CASES, pattern):
             raise ValueError(f"cases must name cases or patterns of them, got {pattern!r}; see `flamia conform --list`")
+    tiny = size == "quick" and not get_profile(profile).exact
     included = SIZES[: SIZES.index(size) + 1]
     return [
         c
@@ -166,3 +169,9 @@ def select_cases(patterns: Iterable[str] | None = None, size: str = "quick", tin
         and (c.tiny or not tiny)
         and (wanted is None or any(fnmatch.fnmatchcase(c.name, p) for p in wanted))
     ]
+
+
+def find_larger_sizes(patterns: Iterable[str], size: str, profile: str) -> dict[str, str]:
+    """Patterns that match no case of a size class, each with the smallest class in which it does."""
+    missed = [p for p in patterns if not select_cases([p], size, profile)]
+    return {p: next(larger for larger in SIZES if select_cases([p], larger, profile)) for p in missed}

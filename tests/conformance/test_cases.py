@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flamia.conformance.calls import TENSORS
-from flamia.conformance.cases import BUG_CLASSES, CASES, Case, case, select_cases
+from flamia.conformance.cases import BUG_CLASSES, CASES, Case, case, find_larger_sizes, select_cases
 from flamia.reference.documents import validate_cu_seqlens
 
 SMALL = [c for c in CASES.values() if c.size == "quick"]
@@ -52,11 +52,21 @@ def test_selection_by_pattern_and_size() -> None:
     assert {c.name for c in select_cases(["leak/transformer*"])} == {"leak/transformer_engine_3248"}
     quick, full, stress = (len(select_cases(size=size)) for size in ("quick", "full", "stress"))
     assert quick < full < stress == len(CASES)
-    assert all(c.tiny for c in select_cases(tiny=True))
+    assert all(c.tiny for c in select_cases(profile="hopper"))
+    assert len(select_cases(profile="hopper")) < quick and len(select_cases(size="full", profile="hopper")) == full
     with pytest.raises(ValueError, match="'leek/\\*'"):
         select_cases(["leek/*"])
     with pytest.raises(ValueError, match="'huge'"):
         select_cases(size="huge")
+
+
+def test_patterns_of_larger_classes_are_told_the_smallest_of_them() -> None:
+    patterns = ["heads/dim_96", "heads/dim_*", "values/gaussian", "leak/*"]
+    assert find_larger_sizes(patterns, "quick", "ideal") == {"heads/dim_96": "full"}
+    assert find_larger_sizes(patterns, "quick", "hopper")["values/gaussian"] == "full"
+    assert find_larger_sizes(patterns, "full", "hopper") == {}
+    stress = next(c.name for c in CASES.values() if c.size == "stress")
+    assert find_larger_sizes([stress], "quick", "ideal") == {stress: "stress"}
 
 
 def test_a_case_needs_a_new_name_a_docstring_and_known_classes() -> None:

@@ -283,6 +283,13 @@ def test_the_command_writes_every_form_and_exits_with_the_verdict(tmp_path):
     assert listed.stdout.count("– for another target: hopper") == 2 and "not valid" not in listed.stdout
 
 
+def test_a_pattern_of_larger_cases_is_told_their_size(tmp_path):
+    done = conform("--case", "heads/dim_96", "--level", "5", folder=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "nothing checked" in done.stdout and "these cases are of the full class: --size full" in done.stdout
+    assert "--size" not in conform("--case", "values/ones", "--level", "5", folder=tmp_path).stdout
+
+
 def test_certificates_are_listed_without_their_device(tmp_path):
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
