@@ -60,15 +60,22 @@ def doctor() -> None:
 
     findings = examine()
     console = Console()
-    marks = {OK: "[green]ok[/]", MISSING: "[yellow]--[/]", BROKEN: "[red]!![/]", NOTE: ""}
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for _ in range(3):
-        table.add_column(overflow="fold")
+    marks = {OK: "[green]ok[/]", MISSING: "[yellow]--[/]", BROKEN: "[red]!![/]", NOTE: "  "}
+    rows = []
     for f in findings:
-        table.add_row(marks[f.state], f.subject, escape(f.text))
-        if f.fix:
-            table.add_row("", "", f"[bold]{escape(f.fix)}[/]")
-    console.print(table)
+        rows.append((marks[f.state], f.subject, escape(f.text)))
+        rows += [("  ", "", f"[bold]{escape(f.fix)}[/]")] if f.fix else []
+    if console.is_terminal:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        for _ in range(3):
+            table.add_column(overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    else:  # a pipe has no width at which a path should break
+        width = max(len(f.subject) for f in findings)
+        for mark, subject, text in rows:
+            console.print(f"{mark}  {subject:<{width}}  {text}", soft_wrap=True, highlight=False)
     raise typer.Exit(int(any(f.state == BROKEN for f in findings)))
 
 
@@ -179,8 +186,10 @@ def examine_cupy(gpu: bool) -> Iterator[Finding]:
     """CuPy, which launches kernels."""
     version = _version("cupy-cuda13x") or _version("cupy")
     if version is None:
-        state = MISSING if gpu else NOTE
-        yield Finding("CuPy", state, "not installed: no kernel can be launched", "pip install 'flamia[cuda]'")
+        if gpu:
+            yield Finding("CuPy", MISSING, "not installed: no kernel can be launched", "pip install 'flamia[cuda]'")
+        else:
+            yield Finding("CuPy", NOTE, "not installed: there is no GPU on which it could launch kernels")
         return
     import cupy
 
@@ -236,12 +245,18 @@ def examine_certificates(gpus: list[Gpu]) -> Iterator[Finding]:
         yield Finding("flamia.attention", OK, text)
     for name, reason in dispatch.refusals().items():
         yield Finding(f"kernel {name}", MISSING, f"not certified here: {reason}")
-    if not rows:
-        fix = "pass backend='reference' to compute on the CPU, slowly" if gpus else ""
-        for command in {CERTIFY[gpu.capability]: None for gpu in gpus if gpu.capability in CERTIFY}:
-            fix = f"{command}; or {fix}"
-        text = "CUDA tensors: refused, because no kernel for attention is certified here"
-        yield Finding("flamia.attention", MISSING if gpus else NOTE, text, fix)
+    if rows:
+        return
+    each = "each chip, an H100 too, needs a certificate of its own"
+    if not gpus:
+        fix = " or ".join(dict.fromkeys(CERTIFY.values()))
+        yield Finding("flamia.attention", NOTE, f"CUDA tensors: there is no GPU here; {each}", f"on the chip: {fix}")
+        return
+    fix = "pass backend='reference' to compute on the CPU, slowly"
+    for command in {CERTIFY[gpu.capability]: None for gpu in gpus if gpu.capability in CERTIFY}:
+        fix = f"{command}; or {fix}"
+    text = f"CUDA tensors: refused, because no kernel for attention is certified here; {each}"
+    yield Finding("flamia.attention", MISSING, text, fix)
 
 
 def read_gpus() -> list[Gpu] | None:

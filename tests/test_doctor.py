@@ -59,7 +59,8 @@ def test_doctor_runs_on_a_bare_machine():
     said = " ".join(done.stdout.split())
     assert "reference computes; NumPy" in said
     assert "not installed: no flamia.attention pip install 'flamia[torch]'" in said
-    assert "CUDA tensors: refused, because no kernel for attention is certified here" in said
+    assert "CUDA tensors: there is no GPU here; each chip, an H100 too, needs a certificate of its own" in said
+    assert "refused" not in said and "pip install 'flamia[cuda]'" not in said.partition("CuPy")[2].partition("NVRTC")[0]
 
 
 def test_what_is_broken_sets_the_exit_code(monkeypatch):
@@ -75,14 +76,33 @@ def test_what_is_broken_sets_the_exit_code(monkeypatch):
     assert ended.value.exit_code == 1
 
 
-def test_text_in_brackets_is_printed_as_it_is(monkeypatch, capsys):
+@pytest.mark.parametrize("terminal", [False, True])
+def test_text_in_brackets_is_printed_as_it_is(monkeypatch, capsys, terminal):
     import typer
 
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setattr(doctor, "examine", lambda: [doctor.Finding("x", doctor.MISSING, "[a]", "pip install 'f[b]'")])
     with pytest.raises(typer.Exit):
         doctor.doctor()
     said = capsys.readouterr().out
     assert "[a]" in said and "pip install 'f[b]'" in said
+
+
+def test_a_pipe_gets_lines_that_are_not_broken(monkeypatch, capsys):
+    import typer
+
+    path = "/a/path/that/is/longer/than/forty/columns/" + 20 * "x"
+    findings = [
+        doctor.Finding("x", doctor.OK, f"it is at {path}", f"remove {path}"),
+        doctor.Finding("long name", "note", "y"),
+    ]
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(doctor, "examine", lambda: findings)
+    with pytest.raises(typer.Exit):
+        doctor.doctor()
+    lines = [f"ok  x          it is at {path}", f"               remove {path}", "    long name  y"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 # ---- findings ----------------------------------------------------------------------------------------------
@@ -122,6 +142,12 @@ def test_without_a_gpu_nothing_of_cuda_is_missing(machine, monkeypatch):
     findings = doctor.examine()
     assert find(findings, "GPU").text == "no NVIDIA driver: everything runs on the CPU"
     assert {find(findings, name).state for name in ("CuPy", "NVRTC")} == {doctor.NOTE}
+    assert find(findings, "CuPy").fix == ""
+    told = find(findings, "flamia.attention", doctor.NOTE)
+    assert told.text.startswith("CUDA tensors: there is no GPU here") and "refused" not in told.text
+    assert told.fix == (
+        "on the chip: flamia conform --target hopper --certify or flamia conform --target blackwell --certify"
+    )
 
 
 def test_with_a_gpu_what_is_missing_comes_with_its_command(machine, monkeypatch):
@@ -134,6 +160,7 @@ def test_with_a_gpu_what_is_missing_comes_with_its_command(machine, monkeypatch)
         assert (found.state, found.fix) == (doctor.MISSING, "pip install 'flamia[cuda]'")
     refused = find(findings, "flamia.attention", doctor.MISSING)
     assert "no kernel for attention is certified" in refused.text and "backend='reference'" in refused.fix
+    assert "each chip, an H100 too, needs a certificate of its own" in refused.text
     assert "flamia conform --target hopper --certify" in refused.fix
 
 
