@@ -1,5 +1,8 @@
 """The suite's target `cuda` where there is no GPU."""
 
+import sys
+import types
+
 import pytest
 
 from flamia.conformance import TargetUnavailableError, resolve_target
@@ -31,3 +34,15 @@ def test_a_device_that_is_not_there_is_named(monkeypatch):
     for target in ("cuda", "hopper", "torch-sdpa"):
         with pytest.raises(TargetUnavailableError, match=r"cannot run on 'cuda:2': PyTorch finds CUDA devices 0 to 1"):
             resolve_target(target, device="cuda:2")
+
+
+@pytest.mark.parametrize(
+    ("device", "found"), [(None, "cuda:1"), ("cpu", "cuda:1"), ("cuda", "cuda:1"), ("cuda:0", "cuda:0")]
+)
+def test_the_kernels_run_on_the_current_gpu_or_the_named_one(monkeypatch, device, found):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    assert [resolve_target(target, device=device).device for target in ("cuda", "hopper")] == [found] * 2
