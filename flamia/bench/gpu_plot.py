@@ -20,16 +20,19 @@ def draw(timings: Sequence[dict[str, Any]], device: str, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    names = order(timings)
+    names, columns = order(timings), min(PER_ROW, max(1, len(timings)))
     rows = [timings[i : i + PER_ROW] for i in range(0, len(timings), PER_ROW)] or [[]]
-    figure = Figure(figsize=(2 + 1.6 * min(PER_ROW, max(3, len(timings))), 1 + 2.7 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(2 + 1.6 * max(3, columns), 1 + 2.7 * len(rows)), layout="constrained")
     for axes, row in zip(figure.subplots(len(rows), squeeze=False)[:, 0], rows, strict=True):
         _draw_row(axes, row, names)
+        axes.set_xlim(-0.6, columns - 0.4)
     for column, name in enumerate(names):
         axes.bar(0, 0, color=f"C{column}", label=name)
-    figure.suptitle(f"{device}: forward (dark) and backward (light), quantization included; less is better")
+    figure.suptitle(
+        f"{device}, quantization included: forward (dark) and backward (light), less is better", fontsize="medium"
+    )
     figure.supylabel("time / that of the fastest baseline", fontsize="medium")
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=max(1, len(names)))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(2 + columns, 6))
     figure.savefig(path, dpi=120)
 
 
@@ -50,4 +53,3 @@ def _draw_row(axes: Any, timings: Sequence[dict[str, Any]], names: Sequence[str]
             axes.bar(place, whole - forward, width, bottom=forward, color=f"C{column}", alpha=0.5)
     axes.axhline(1, color="0.3", linewidth=0.8)
     axes.set_xticks(range(len(timings)), labels, fontsize="small")
-    axes.set_xlim(-0.6, max(PER_ROW, len(timings)) - 0.4 if len(timings) > 3 else len(timings) - 0.4)
