@@ -59,8 +59,9 @@ def find_cuda(what: str, device: str) -> int:
     """
     if not torch.cuda.is_available():
         raise TargetUnavailableError(f"{what} cannot run here: PyTorch finds no CUDA device")
-    named: int | None = torch.device("cuda" if device == "cpu" else device).index
-    index: int = torch.cuda.current_device() if named is None else named
+    index: int | None = torch.device("cuda" if device == "cpu" else device).index
+    if index is None:
+        return int(torch.cuda.current_device())
     if index >= (count := torch.cuda.device_count()):
         raise TargetUnavailableError(f"{what} cannot run on {device!r}: PyTorch finds CUDA devices 0 to {count - 1}")
     return index
