@@ -386,7 +386,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if torch.device(options.device).type == "cuda" and not torch.cuda.is_available():
         parser.error(f"argument --device: PyTorch finds no CUDA device, got {options.device}")
-    if options.heads % options.kv_heads:
+    if options.kv_heads < 1 or options.heads % options.kv_heads:
         parser.error(f"argument --kv-heads: must divide the {options.heads} query heads, got {options.kv_heads}")
     return options
 

@@ -68,7 +68,11 @@ def test_it_trains_resumes_and_draws(example, text, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("option", "value", "rule"),
-    [("--kv-heads", "2", "must divide the 3 query heads, got 2"), ("--device", "cuda", "PyTorch finds no CUDA device")],
+    [
+        ("--kv-heads", "2", "must divide the 3 query heads, got 2"),
+        ("--kv-heads", "0", "must divide the 3 query heads, got 0"),
+        ("--device", "cuda", "PyTorch finds no CUDA device"),
+    ],
 )
 def test_options_that_cannot_be_met_are_named(example, monkeypatch, capsys, option, value, rule):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
