@@ -64,14 +64,13 @@ def conform(
     from flamia.conformance.report.terminal import LiveTable, print_report
     from flamia.conformance.report.verdict import UNAVAILABLE, exit_code
     from flamia.conformance.runner import run
-    from flamia.conformance.targets import PROMISES, TargetUnavailableError, build_target
+    from flamia.conformance.targets import PROMISES, TargetUnavailableError, resolve_target
 
     try:
         held = None if promise is None else list(PROMISES) if "all" in promise else promise
         if certificates:
             raise typer.Exit(_show_certificates(console, target, recipe, profile, device))
-        subject = build_target(target, recipe=recipe, profile=profile, device=device, promises=held)
-        subject.require_device()
+        subject = resolve_target(target, recipe=recipe, profile=profile, device=device, promises=held)
         with LiveTable(console, f"{subject.name}: {size}") as table:
             report = run(subject, level, case, size, seed=seed, stop_on_failure=stop, progress=table)
     except TargetUnavailableError as error:

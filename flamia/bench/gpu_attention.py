@@ -90,8 +90,13 @@ class Timing:
     def ratio(self, which: str) -> float | None:
         """Time of the fastest baseline over that of ``flamia``, of ``forward`` or ``total``; more is better."""
         times = getattr(self, which)
-        others = [t for name, t in times.items() if not name.startswith("flamia")]
-        return min(others) / times["flamia"] if others and "flamia" in times else None
+        fastest = fastest_baseline(times)
+        return None if fastest is None or "flamia" not in times else fastest / times["flamia"]
+
+
+def fastest_baseline(times: Mapping[str, float]) -> float | None:
+    """The least time of a contestant that is none of FLAMIA's; None without one."""
+    return min((t for name, t in times.items() if not name.startswith("flamia")), default=None)
 
 
 def log_normal_lengths(total: int, median: float, spread: float, seed: int = 0) -> tuple[int, ...]:

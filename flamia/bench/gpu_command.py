@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
@@ -116,12 +117,12 @@ def _own_workload(lengths: str, heads: int, kv_heads: int | None, head_dim: int,
 
     found: list[int] = []
     for part in lengths.split(","):
-        count, times, length = part.strip().rpartition("x")
-        if not length.isdecimal() or not (count.isdecimal() or not times) or int(length) < 1 or int(count or 1) < 1:
+        match = re.fullmatch(r"(?:(0*[1-9]\d*)x)?(0*[1-9]\d*)", part.strip())
+        if match is None:
             raise typer.BadParameter(
                 f"must be lengths, or counts x lengths, such as 109x300,4096, got {part!r}", param_hint="--lengths"
             )
-        found += [int(length)] * int(count or 1)
+        found += [int(match[2])] * int(match[1] or 1)
     if heads % (kv_heads or heads):
         raise typer.BadParameter(f"must divide the {heads} query heads, got {kv_heads}", param_hint="--kv-heads")
     return Workload("lengths", tuple(found), heads, kv_heads or heads, head_dim, causal)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flamia.bench.gpu_attention import Workload
+from flamia.bench.gpu_attention import Workload, fastest_baseline
 from flamia.bench.gpu_table import order
 
 PER_ROW = 6
@@ -40,7 +40,7 @@ def _draw_row(axes: Any, timings: Sequence[dict[str, Any]], names: Sequence[str]
     width, labels = 0.8 / max(1, len(names)), []
     for at, timing in enumerate(timings):
         which = "total" if timing["total"] else "forward"
-        unit = min((t for n, t in timing[which].items() if not n.startswith("flamia")), default=None)
+        unit = fastest_baseline(timing[which])
         w = Workload(**timing["workload"])
         lines = [w.name, *w.documents.split(", "), f"{w.q_heads}/{w.kv_heads} heads, D = {w.head_dim}"]
         labels.append("\n".join(lines))
