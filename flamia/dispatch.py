@@ -51,8 +51,8 @@ class AttentionKernel:
 
     :param name: unique; what ``flamia doctor`` prints.
     :param identity: what a certificate must name: source hash, chip and compiler as they are now.
-    :param forward: ``(q, k, v, cu_seqlens, recipe, causal, softmax_scale, max_seqlen) -> (out, lse, m, l, saved)``,
-        where ``saved`` is a list of tensors.
+    :param forward: ``(q, k, v, cu_seqlens, recipe, causal, softmax_scale, max_seqlen, saves) -> (out, lse, m, l,
+        saved)``, where ``saved`` is a list of tensors, empty unless ``saves``.
     :param backward: ``(dout, out, m, l, cu_seqlens, saved, kv_heads, recipe, causal, softmax_scale, max_seqlen) ->
         (dq, dk, dv)``.
     :param empty_saved: ``(q, k, v, cu_seqlens, recipe, causal) -> saved``, uninitialised, for tracing.

@@ -157,6 +157,7 @@ def attention_forward(
     causal: bool = True,
     softmax_scale: float | None = None,
     backward: bool = True,
+    saves: bool = True,
     max_seqlen: int | None = None,
 ) -> HopperForward:
     """Attention of packed documents.
@@ -168,6 +169,7 @@ def attention_forward(
     :param recipe: one of `RECIPES`.
     :param softmax_scale: finite and >= 0; default ``1 / sqrt(D)``.
     :param backward: whether the schedule shall have the backward's items.
+    :param saves: whether ``inputs`` shall have what only a backward reads.
     :param max_seqlen: see `flamia.kernels.schedule.build_schedule`.
     :raises TypeError, ValueError: naming the argument.
     """
@@ -187,7 +189,7 @@ def attention_forward(
     keys = key_operands(v, schedule, recipe)
     inputs: QuantizedInputs | PackedInputs
     if recipe == "mxfp8":
-        inputs = quantize_qkv(q, k, v, schedule, keys=keys, out=out, rows=rows)
+        inputs = quantize_qkv(q, k, v, schedule, keys=keys, saves=saves, out=out, rows=rows)
     else:
         inputs = pack_qkv(q, k, v, schedule, out=out, rows=rows)
         make_factors(inputs.k.exponents, inputs.v.exponents, keys.factors, schedule)

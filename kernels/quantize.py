@@ -31,8 +31,9 @@ SCALE_TILE_BYTES = 512
 class TokenTiles:
     """A tensor in token-block scaling: ``payload * 2^(scale - 127)``. uint8 tensors on the device.
 
-    :param payload: ``(H, max_tiles, 128 D)``, E4M3; None where the values are elsewhere, unscaled.
-    :param scales: ``(H, max_tiles, 512 ceil(D / 128))``, E8M0, for contractions over channels.
+    :param payload: ``(H, max_tiles, 128 D)``, E4M3; None where the values are elsewhere, unscaled or wide.
+    :param scales: ``(H, max_tiles, 512 ceil(D / 128))``, E8M0, for contractions over channels; None where no kernel
+        reads them.
     :param token_scales: as ``scales``, for contractions over tokens; None for token blocks of 1, and where no kernel
         reads them.
     :param exponents: float32 ``(H, max_tiles, 128)``, what is folded into dS, or on Hopper multiplies
@@ -125,6 +126,7 @@ def quantize_qkv(
     *,
     nvfp4: Nvfp4 | None = None,
     keys: KeyOperands | None = None,
+    saves: bool = True,
     out: Any = None,
     rows: Sequence[tuple[Any, float]] = (),
 ) -> QuantizedInputs:
@@ -138,6 +140,8 @@ def quantize_qkv(
     :param k: ``(T, Hkv, D)``, dtype and device of q; ``v`` likewise.
     :param nvfp4: also quantize q and k to NVFP4; D must be a multiple of 64.
     :param keys: where what the Hopper forward reads beside goes.
+    :param saves: False, with ``keys``, to leave out what the forward does not read: codes of v, scales, and exponents
+        but those of q.
     :param out: the attention's output ``(T, Hq, D)``, whose padding rows this launch clears; may be None.
     :param rows: up to three pairs of a float32 ``(Hq, T)`` output, or None, and the value of its padding entries.
     :raises TypeError, ValueError: naming the argument.
@@ -150,6 +154,8 @@ def quantize_qkv(
         raise TypeError(f"nvfp4 must be an Nvfp4 or None, got {type(nvfp4).__name__}")
     if nvfp4 is not None and keys is not None:
         raise ValueError("keys must be None with nvfp4: one launch writes either")
+    if keys is None and not saves:
+        raise ValueError("saves must be True without keys: the forward reads all that is written")
     if nvfp4 is not None and q.shape[2] % 64:
         raise ValueError(f"q must have a head_dim that is a multiple of 64 for NVFP4, got {q.shape[2]}")
     check_cleared("out", out, schedule.num_tokens, q.device)
@@ -157,7 +163,10 @@ def quantize_qkv(
         if x is not None:
             check_rows(f"rows[{i}]", x, schedule.num_q_heads, schedule.num_tokens, q.device)
     tiles = schedule.max_tiles
-    tokens = [_token_tiles(x, tiles, folded=True) for x in (q, k)]
+    tokens = [
+        _token_tiles(q, tiles, scaled=saves, folded=True),
+        _token_tiles(k, tiles, scaled=saves, folded=saves),
+    ]
     q4 = None if nvfp4 is None else _nvfp4_tiles(q, tiles, "nvfp4.q_scales", nvfp4.q_scales)
     k4 = None if nvfp4 is None else _nvfp4_tiles(k, tiles, "nvfp4.k_scales", nvfp4.k_scales)
     hadamard = nvfp4 is not None and nvfp4.hadamard
@@ -167,7 +176,7 @@ def quantize_qkv(
         v1 = _token_tiles(v, tiles) if schedule.causal else None
         jobs.append(_job(v, one=v1, block=of_v))
     else:
-        of_v, v1 = _token_tiles(v, tiles, folded=True), None
+        of_v, v1 = _token_tiles(v, tiles, scaled=saves, folded=saves, coded=saves), None
         jobs.append(_job(v, one=of_v) | {"factors": pointer(keys.factors), "wide": pointer(keys.v)})
         jobs[1] |= {"factors": pointer(keys.factors)}
     _launch_quantize(element, q, jobs, schedule, padding_struct(schedule.num_tokens, (out,), tuple(rows)))
@@ -301,14 +310,16 @@ def _bytes(x: Any, *shape: int) -> Any:
     return torch.empty(shape, dtype=torch.uint8, device=x.device)
 
 
-def _token_tiles(x: Any, tiles: int, *, folded: bool = False, blocks: bool = False, coded: bool = True) -> TokenTiles:
+def _token_tiles(
+    x: Any, tiles: int, *, folded: bool = False, blocks: bool = False, coded: bool = True, scaled: bool = True
+) -> TokenTiles:
     import torch
 
     heads, dim = x.shape[1], x.shape[2]
     scale_bytes = SCALE_TILE_BYTES * -(-dim // 128)
     return TokenTiles(
         payload=_bytes(x, heads, tiles, TILE * dim) if coded else None,
-        scales=_bytes(x, heads, tiles, scale_bytes),
+        scales=_bytes(x, heads, tiles, scale_bytes) if scaled else None,
         token_scales=_bytes(x, heads, tiles, scale_bytes) if blocks and coded else None,
         exponents=torch.empty((heads, tiles, TILE), dtype=torch.float32, device=x.device) if folded else None,
     )

@@ -1,6 +1,7 @@
 """The Hopper kernels as a target: everything that `flamia.attention` would launch, on a GPU of compute capability 9.0.
 
-The backward of MXFP8 runs in both of its forms (Note [Widening] of ``hopper/backward.cuh``), whose bits must agree.
+The forward of MXFP8 runs as it does where a gradient is wanted and where none is, and the backward in both of its forms
+(Note [Widening] of ``hopper/backward.cuh``); bits must agree.
 What a call returns beside out, LSE and the gradients are its payloads, scales and schedules.
 """
 
@@ -68,11 +69,15 @@ class HopperTarget(KernelTarget):
         return kernel_sources(KERNELS[self.known_recipe()])
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, inputs: Inputs
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu: torch.Tensor, inputs: Inputs, saves: bool = True
     ) -> HopperForward:
-        """The forward."""
+        """The forward.
+
+        :param saves: whether for a backward.
+        """
+        recipe, scale = self.known_recipe(), inputs.softmax_scale
         return hopper.attention_forward(
-            q, k, v, cu, recipe=self.known_recipe(), causal=inputs.causal, softmax_scale=inputs.softmax_scale
+            q, k, v, cu, recipe=recipe, causal=inputs.causal, softmax_scale=scale, saves=saves
         )
 
     def run(self, inputs: Inputs, *, backward: bool = False, stages: bool = False) -> Results:
@@ -82,24 +87,33 @@ class HopperTarget(KernelTarget):
         :raises AssertionError: if the two forms differ.
         """
         q, k, v, cu = (to_torch(x, self.device) for x in (inputs.q, inputs.k, inputs.v, inputs.cu_seqlens))
-        got = self.attend(q, k, v, cu, inputs)
+        got = self.attend(q, k, v, cu, inputs, saves=False)
         got.schedule.check()
+        if backward or stages:
+            alone, got = got, self.attend(q, k, v, cu, inputs)
+            for name in ("out", "lse", "m", "l"):
+                _require_same(name, getattr(alone, name), getattr(got, name), "leaving out what is saved")
         dq = dk = dv = None
         if backward:
             scale = inputs.head_dim**-0.5 if inputs.softmax_scale is None else inputs.softmax_scale
             dout = to_torch(inputs.dout, self.device)
             saved = dout, got.out, got.m, got.l, got.inputs, got.schedule, scale
             ways = (None,) if isinstance(got.inputs, PackedInputs) else (False, True)
-            forms = [hopper_backward.attention_backward(*saved, widens=w) for w in ways]
-            first, *others = ([to_numpy(x) for x in (f.dq, f.dk, f.dv)] for f in forms)
+            first, *others = (hopper_backward.attention_backward(*saved, widens=w) for w in ways)
             for other in others:
-                for name, x, expected in zip(("dq", "dk", "dv"), other, first, strict=True):
-                    difference = compare_bits(name, x, expected)
-                    if difference is not None:
-                        raise AssertionError(f"widening q and dO' in shared memory changes bits: {difference.message}")
-            dq, dk, dv = first
+                for name in ("dq", "dk", "dv"):
+                    x, expected = getattr(other, name), getattr(first, name)
+                    _require_same(name, x, expected, "widening q and dO' in shared memory")
+            dq, dk, dv = (to_numpy(x) for x in (first.dq, first.dk, first.dv))
         arrays = _arrays(got) if stages else {}
         return Results(to_numpy(got.out), to_numpy(got.lse), dq, dk, dv, arrays=arrays)
+
+
+def _require_same(name: str, x: torch.Tensor, expected: torch.Tensor, change: str) -> None:
+    """:raises AssertionError: if ``change`` has changed bits of the array called ``name``."""
+    difference = compare_bits(name, to_numpy(x), to_numpy(expected))
+    if difference is not None:
+        raise AssertionError(f"{change} changes bits: {difference.message}")
 
 
 def _arrays(got: HopperForward) -> dict[str, Array]:

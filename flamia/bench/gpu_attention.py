@@ -7,7 +7,8 @@ through several sets of inputs, together larger than twice the L2 cache, so that
 cache is measured. The graphs are replayed in rounds, each once per round and in a new order, because a GPU at its power
 limit lowers its clock within tens of milliseconds: who runs first runs faster, and a contestant alone does not have the
 times that it has beside others. Rounds before `WARM_SECONDS` do not count. The number is the median of a graph's
-replays between two CUDA events, divided by the sets; the backward is the difference of the two. Inputs are standard
+replays between two CUDA events, divided by the sets. ``forward`` is a call where no gradient is wanted, and the
+backward is the difference of the two: what a forward writes for a backward alone counts there. Inputs are standard
 normal bfloat16 numbers, or those of a file: Note [Recorded workloads] of `flamia.bench.recorded`. A baseline gets its
 tensors in the layout that it likes best, and key heads repeated beforehand where it cannot share them; dense kernels
 take part where all documents have one length.
@@ -256,7 +257,7 @@ def _flamia(w: Workload, sets: Sequence[Any], cu: Any, recipe: str = "mxfp8") ->
 
     def forward(i: int) -> Any:
         q, k, v, _ = sets[i]
-        return hopper.attention_forward(q, k, v, cu, backward=False, **options)
+        return hopper.attention_forward(q, k, v, cu, backward=False, saves=False, **options)
 
     def total(i: int) -> Any:
         q, k, v, dout = sets[i]

@@ -67,8 +67,9 @@ def forward(
     causal: bool,
     softmax_scale: float,
     max_seqlen: int | None,
+    saves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-    """out, lse, m, l and what `backward` needs."""
+    """out, lse, m, l and, if ``saves``, what `backward` needs."""
     from flamia.conformance.targets.blackwell import make_nvfp4
     from flamia.kernels.blackwell import attention_forward
 
@@ -87,7 +88,7 @@ def forward(
         max_seqlen=max_seqlen,
     )
     got.schedule.assert_legal()
-    return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, saved_names(recipe))
+    return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, saved_names(recipe)) if saves else []
 
 
 def backward(

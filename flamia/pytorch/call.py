@@ -48,8 +48,9 @@ def attention(
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         cu_seqlens = torch.arange(batch[0] + 1, device=q.device) * batch[1]
         max_seqlen = batch[1] if max_seqlen is None else max_seqlen
+    saves = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     out, lse, *_ = torch.ops.flamia.attention_forward(
-        q, k, v, cu_seqlens, max_seqlen, text, causal, softmax_scale, implementation
+        q, k, v, cu_seqlens, max_seqlen, text, causal, softmax_scale, implementation, saves
     )
     if batch is not None:
         out = out.unflatten(0, batch)

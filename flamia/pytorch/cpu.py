@@ -29,8 +29,9 @@ def forward(
     causal: bool,
     softmax_scale: float | None,
     profile: str,
+    saves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-    """out, lse, m, l and the saved operands, by `flamia.reference.attention_forward`."""
+    """out, lse, m, l and, if ``saves``, the saved operands, by `flamia.reference.attention_forward`."""
     cu = validate_cu_seqlens(to_numpy(cu_seqlens), q.shape[0])
     longest = int(np.diff(cu).max(initial=0))
     if max_seqlen is not None and longest > max_seqlen:
@@ -48,7 +49,7 @@ def forward(
         profile=profile,
     )
     rows = [to_torch(x, device=q.device) for x in (result.lse, result.m, result.l)]
-    saved = save_operands(result.operands, recipe, causal, profile, q.device)
+    saved = save_operands(result.operands, recipe, causal, profile, q.device) if saves else []
     return to_torch(result.out, q.dtype, q.device), rows[0], rows[1], rows[2], saved
 
 

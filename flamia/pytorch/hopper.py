@@ -61,8 +61,9 @@ def forward(
     causal: bool,
     softmax_scale: float,
     max_seqlen: int | None,
+    saves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
-    """out, lse, m, l and what `backward` needs."""
+    """out, lse, m, l and, if ``saves``, what `backward` needs."""
     from flamia.kernels.hopper import attention_forward
 
     got = attention_forward(
@@ -74,10 +75,11 @@ def forward(
         causal=causal,
         softmax_scale=softmax_scale,
         backward=False,
+        saves=saves,
         max_seqlen=max_seqlen,
     )
     got.schedule.assert_legal()
-    return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, SAVED[recipe.name])
+    return got.out, got.lse, got.m, got.l, save_tiles(got.inputs, SAVED[recipe.name]) if saves else []
 
 
 def backward(

@@ -8,8 +8,8 @@ checkpointing gives the same bits, because every implementation is deterministic
 a CUDA graph.
 
 ``implementation`` is ``reference:<profile>`` or the name of a certified kernel (`flamia.dispatch`). The forward returns
-what the backward needs as results of its own, see Note [Saved tensors]; only ``out`` is differentiable. Where no
-gradient is wanted nothing is saved, and these results die when the call returns.
+what the backward needs as results of its own, see Note [Saved tensors]; only ``out`` is differentiable. With ``saves``
+False, where no gradient is wanted, that list is empty, and a kernel need not write what only a backward reads.
 
 The backward is computed from quantized numbers by rules of its own; differentiating it again would not give second
 derivatives of anything, so it refuses.
@@ -31,7 +31,8 @@ from flamia.pytorch.saved import empty_operands
 torch.library.define(
     "flamia::attention_forward",
     "(Tensor q, Tensor k, Tensor v, Tensor cu_seqlens, SymInt? max_seqlen, str recipe, bool causal, "
-    "float? softmax_scale, str implementation) -> (Tensor out, Tensor lse, Tensor m, Tensor l, Tensor[] saved)",
+    "float? softmax_scale, str implementation, bool saves) "
+    "-> (Tensor out, Tensor lse, Tensor m, Tensor l, Tensor[] saved)",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 torch.library.define(
@@ -53,18 +54,19 @@ def _forward(
     causal: bool,
     softmax_scale: float | None,
     implementation: str,
+    saves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     chosen = decode_recipe(recipe)
     if cpu.is_reference(implementation):
         profile = cpu.profile_of(implementation)
-        return cpu.forward(q, k, v, cu_seqlens, max_seqlen, chosen, causal, softmax_scale, profile)
+        return cpu.forward(q, k, v, cu_seqlens, max_seqlen, chosen, causal, softmax_scale, profile, saves)
     kernel = dispatch.get_kernel(implementation)
     if not kernel.checks_documents:
         assert_documents(cu_seqlens, q.shape[0])
         if max_seqlen is not None:
             assert_longest(cu_seqlens, max_seqlen)
     result: tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]] = kernel.forward(
-        q, k, v, cu_seqlens, chosen, causal, _scale(softmax_scale, q), max_seqlen
+        q, k, v, cu_seqlens, chosen, causal, _scale(softmax_scale, q), max_seqlen, saves
     )
     return result
 
@@ -108,11 +110,14 @@ def _fake_forward(
     causal: bool,
     softmax_scale: float | None,
     implementation: str,
+    saves: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, list[Tensor]]:
     chosen = decode_recipe(recipe)
     total, heads = q.shape[:2]
     lse, m, l = (q.new_empty((heads, total), dtype=torch.float32) for _ in range(3))  # noqa: E741
-    if cpu.is_reference(implementation):
+    if not saves:
+        saved = []
+    elif cpu.is_reference(implementation):
         saved = empty_operands(q, k, v, chosen, causal, cpu.profile_of(implementation))
     else:
         saved = dispatch.get_kernel(implementation).empty_saved(q, k, v, cu_seqlens, chosen, causal)
@@ -139,7 +144,7 @@ def _fake_backward(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
-    _, k, _, cu_seqlens, ctx.max_seqlen, *ctx.rest = inputs
+    _, k, _, cu_seqlens, ctx.max_seqlen, *ctx.rest, ctx.saves = inputs
     out, lse, m, l, saved = output  # noqa: E741
     ctx.mark_non_differentiable(lse, m, l, *saved)
     ctx.set_materialize_grads(False)  # no zeros for lse, m, l and the payloads
@@ -148,9 +153,11 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
 
 
 def _differentiate(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    nothing = (None,) * (2 + len(ctx.rest))
+    nothing = (None,) * (3 + len(ctx.rest))
     if dout is None:
         return (None, None, None, *nothing)
+    if not ctx.saves:
+        raise RuntimeError("flamia::attention_forward cannot be differentiated after a call with saves=False")
     check_no_tangent("dout", dout)
     out, m, l, cu_seqlens, *saved = ctx.saved_tensors  # noqa: E741
     rest = (saved, ctx.kv_heads, *ctx.rest, ctx.max_seqlen)

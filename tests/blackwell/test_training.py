@@ -144,6 +144,6 @@ def test_what_is_saved_has_the_traced_shapes() -> None:
             q, k, v = (torch.ones(33, h, 64).bfloat16() for h in (heads[0], heads[1], heads[1]))
             recipe = get_recipe(name)
             with simulated_device(SM_100A):
-                *_, saved = blackwell.forward(q, k, v, cu, recipe, causal, 0.125, None)
+                *_, saved = blackwell.forward(q, k, v, cu, recipe, causal, 0.125, None, True)
             traced = blackwell.empty_saved(q, k, v, cu, recipe, causal)
             assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in traced]

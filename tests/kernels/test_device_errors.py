@@ -22,7 +22,7 @@ import flamia
 from flamia import dispatch
 from flamia.pytorch import call
 
-def forward(q, k, v, cu_seqlens, recipe, causal, scale, longest):
+def forward(q, k, v, cu_seqlens, recipe, causal, scale, longest, saves):
     plan = schedule.build_schedule(cu_seqlens, q.shape[0], q.shape[1], k.shape[1], causal, max_seqlen=longest)
     got = quantize.quantize_qkv(q, k, v, plan)
     row = torch.zeros(q.shape[1], q.shape[0], device=q.device)

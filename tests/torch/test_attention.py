@@ -300,7 +300,7 @@ def test_results_do_not_share_memory_with_inputs():
     q, k, v, _ = random_qkv(grad=False)
     inputs = [q, k, v]
     out, lse, m, l, saved = torch.ops.flamia.attention_forward(  # noqa: E741
-        q, k, v, CU, None, "bf16", True, None, "reference:ideal"
+        q, k, v, CU, None, "bf16", True, None, "reference:ideal", True
     )
     pointers = [x.untyped_storage().data_ptr() for x in (*inputs, out, lse, m, l, *saved)]
     assert len(set(pointers)) == len(pointers)

@@ -197,7 +197,8 @@ def test_opcheck(gpu, kernel, dtype, causal, filled):
         getattr(torch.ops.flamia, f"attention_{name}").default for name in ("forward", "backward")
     )
     rest = ("mxfp8", causal, 0.2, kernel)
-    torch.library.opcheck(forward_op, (q, k, v, cu, None, *rest))
-    out, _, m, l, kept = (x if isinstance(x, list) else x.detach() for x in forward_op(q, k, v, cu, None, *rest))  # noqa: E741
+    torch.library.opcheck(forward_op, (q, k, v, cu, None, *rest, True))
+    results = forward_op(q, k, v, cu, None, *rest, True)
+    out, _, m, l, kept = (x if isinstance(x, list) else x.detach() for x in results)  # noqa: E741
     torch.library.opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest))
     torch.library.opcheck(backward_op, (dout[:1].expand_as(dout), out, m, l, cu, kept, 2, *rest))

@@ -57,7 +57,7 @@ def test_a_hundred_runs_beside_other_work_give_the_same_bytes(gpu, dim):
     overlapped = 0
     for run in range(RUNS):
         with torch.cuda.stream(other):
-            for _ in range(64 + run % 7):
+            for _ in range(192 + run % 7):
                 large = torch.tanh(large @ large)
                 small = small.sin()
             busy.record()

@@ -41,10 +41,12 @@ def test_forward_and_backward_give_the_references_bits(monkeypatch, recipe):
     built = []
     monkeypatch.setattr(host, "build", lambda unit, target: (built.append(unit.kernel), build(unit, target))[1])
     with host.simulated_device(targets.SM_90A):
-        out, lse, m, l, saved = hopper.forward(q, k, v, cu, recipe, causal, scale, 40)  # noqa: E741
+        out, lse, m, l, saved = hopper.forward(q, k, v, cu, recipe, causal, scale, 40, True)  # noqa: E741
+        alone = hopper.forward(q, k, v, cu, recipe, causal, scale, 40, False)
         gradients = hopper.backward(dout, out, m, l, cu, saved, 1, recipe, causal, scale, 40)
     assert set(built) == set(KERNELS[recipe.name]), "a certificate must name every source that is launched"
     assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in traced]
+    assert alone[4] == []
     expected = attention_forward(
         *(to_numpy(x) for x in (q, k, v)),
         cu.numpy(),
@@ -55,6 +57,7 @@ def test_forward_and_backward_give_the_references_bits(monkeypatch, recipe):
     )
     wanted = attention_backward(to_numpy(dout), expected)
     pairs = [(out, expected.out), (lse, expected.lse), (m, expected.m), (l, expected.l)]
+    pairs += list(zip(alone[:4], (expected.out, expected.lse, expected.m, expected.l), strict=True))
     pairs += list(zip(gradients, (wanted.dq, wanted.dk, wanted.dv), strict=True))
     for got, want in pairs:
         np.testing.assert_array_equal(to_numpy(got).astype(np.float32), want.astype(np.float32))

@@ -42,10 +42,68 @@ def test_opcheck(recipe, dtype):
     q, k, v, dout = random_qkv(total=70, dtype=dtype)
     cu = torch.tensor([0, 1, 40, 66], dtype=torch.int32)
     rest = (recipe, True, 0.2, "reference:ideal")
-    torch.library.opcheck(forward_op, (q, k, v, cu, None, *rest))
-    out, _, m, l, kept = (x if isinstance(x, list) else x.detach() for x in forward_op(q, k, v, cu, None, *rest))  # noqa: E741
+    torch.library.opcheck(forward_op, (q, k, v, cu, None, *rest, True))
+    torch.library.opcheck(forward_op, (q.detach(), k.detach(), v.detach(), cu, None, *rest, False))
+    results = forward_op(q, k, v, cu, None, *rest, True)
+    out, _, m, l, kept = (x if isinstance(x, list) else x.detach() for x in results)  # noqa: E741
     torch.library.opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest, 39))
     torch.library.opcheck(backward_op, (dout[:1].expand_as(dout), out, m, l, cu, kept, 2, *rest))
+
+
+# ---- what is saved -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What each forward of the reference was told about saving."""
+    seen = []
+    forward = cpu.forward
+    monkeypatch.setattr(cpu, "forward", lambda *rest: (seen.append(rest[-1]), forward(*rest))[1])
+    return seen
+
+
+def attend(q, k, v):
+    return flamia.attention(q, k, v, CU)
+
+
+def test_operands_are_saved_where_a_gradient_is_wanted_alone(asked):
+    q, k, v, dout = random_qkv()
+    with torch.no_grad():
+        out = attend(q, k, v)
+    with torch.inference_mode():
+        attend(q, k, v)
+    attend(q.detach(), k.detach(), v.detach())
+    assert asked == [False, False, False]
+    wanted = attend(q, k, v)
+    for i in range(3):
+        attend(*(x if i == j else x.detach() for j, x in enumerate((q, k, v))))
+    assert asked[3:] == [True] * 4
+    assert_same_bits(out, wanted)
+    del asked[:]
+    torch.utils.checkpoint.checkpoint(attend, q, k, v, use_reentrant=True).backward(dout)
+    assert asked == [False, True]
+    assert_same_bits(q.grad, torch.autograd.grad(wanted, q, dout)[0])
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_call_saves_as_an_eager_one(asked, backend):
+    torch._dynamo.reset()
+    compiled = torch.compile(attend, fullgraph=True, backend=backend)
+    q, k, v, dout = random_qkv()
+    with torch.no_grad():
+        compiled(q, k, v)
+    gradients = torch.autograd.grad(compiled(q, k, v), (q, k, v), dout)
+    assert asked == [False, True]
+    for a, b in zip(gradients, torch.autograd.grad(attend(q, k, v), (q, k, v), dout), strict=True):
+        assert_same_bits(a, b)
+
+
+def test_nothing_is_differentiated_from_nothing():
+    q, k, v, _ = random_qkv()
+    out, *_, kept = forward_op(q, k, v, CU, None, "mxfp8", True, None, "reference:ideal", False)
+    assert kept == []
+    with pytest.raises(RuntimeError, match="cannot be differentiated after a call with saves=False"):
+        out.sum().backward()
 
 
 # ---- torch.compile -----------------------------------------------------------------------------------------
@@ -144,7 +202,7 @@ def test_recipes_survive_as_text(recipe):
 def test_hopper_keeps_one_copy_of_v():
     """And the operator says so while it is traced."""
     q, k, v, _ = random_qkv(total=9, dim=64)
-    arguments = (q, k, v, torch.tensor([0, 9]), None, "mxfp8", True, None, "reference:hopper")
+    arguments = (q, k, v, torch.tensor([0, 9]), None, "mxfp8", True, None, "reference:hopper", True)
     torch.library.opcheck(forward_op, arguments)
     kept = [[s.tensor for s in saved.saved_operands(flamia.recipes.MXFP8, True, p)] for p in ("hopper", "blackwell")]
     assert kept == [["q", "k", "v"], ["q", "k", "v", "v"]]
@@ -157,9 +215,9 @@ def test_hopper_keeps_one_copy_of_v():
 def kernel(tmp_path):
     """A registered kernel that computes with the reference, padding what it saves as kernels do."""
 
-    def forward(q, k, v, cu, recipe, causal, scale, longest):
-        *results, kept = cpu.forward(q, k, v, cu, None, recipe, causal, scale, "ideal")
-        return (*results, [*kept, torch.zeros(7)])
+    def forward(q, k, v, cu, recipe, causal, scale, longest, saves):
+        *results, kept = cpu.forward(q, k, v, cu, None, recipe, causal, scale, "ideal", saves)
+        return (*results, [*kept, torch.zeros(7)] if saves else [])
 
     def backward(dout, out, m, l, cu, kept, heads, recipe, causal, scale, longest):  # noqa: E741
         return cpu.backward(dout, out, m, l, cu, kept[:-1], heads, recipe, causal, scale, "ideal")
@@ -192,7 +250,7 @@ def test_a_registered_kernel_serves_both_passes(kernel, monkeypatch):
 def test_opcheck_of_a_registered_kernel(kernel):
     q, k, v, _ = random_qkv(total=70)
     cu = torch.tensor([0, 70], dtype=torch.int32)
-    torch.library.opcheck(forward_op, (q, k, v, cu, None, "mxfp8", True, None, kernel.name))
+    torch.library.opcheck(forward_op, (q, k, v, cu, None, "mxfp8", True, None, kernel.name, True))
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
@@ -231,18 +289,18 @@ def test_the_way_to_a_kernel_needs_no_data_and_compiles(kernel, monkeypatch, dyn
 def test_documents_of_a_kernel_are_checked_on_the_device(kernel, boundaries, longest, message):
     q, k, v, _ = random_qkv(total=70)
     with pytest.raises(RuntimeError, match=message):
-        forward_op(q, k, v, torch.tensor(boundaries), longest, "mxfp8", True, None, kernel.name)
+        forward_op(q, k, v, torch.tensor(boundaries), longest, "mxfp8", True, None, kernel.name, True)
 
 
 def test_a_kernel_that_checks_documents_is_not_checked_twice(kernel, monkeypatch):
     calls = []
     kept = dispatch._table[kernel.name][1]
-    counted = dataclasses.replace(kernel, forward=lambda *rest: (calls.append(rest[-1]), kernel.forward(*rest))[1])
+    counted = dataclasses.replace(kernel, forward=lambda *rest: (calls.append(rest[-2]), kernel.forward(*rest))[1])
     monkeypatch.setitem(dispatch._table, kernel.name, (counted, kept))
     monkeypatch.setattr("flamia.pytorch.operators.assert_documents", lambda *_: calls.append("boundaries"))
     monkeypatch.setattr("flamia.pytorch.operators.assert_longest", lambda *_: calls.append("longest"))
     q, k, v, _ = random_qkv(total=70)
-    rest = ("mxfp8", True, None, kernel.name)
+    rest = ("mxfp8", True, None, kernel.name, True)
     forward_op(q, k, v, torch.tensor([0, 70]), None, *rest)
     forward_op(q, k, v, torch.tensor([0, 70]), 71, *rest)
     assert calls == ["boundaries", None, "boundaries", "longest", 71]

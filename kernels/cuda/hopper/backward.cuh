@@ -8,7 +8,8 @@
 // [Backward] of flamia.reference.backward in their own registers: deterministic without an atomic. P and X are
 // those of Note [Own exponents] of flamia.reference.profiles.
 //
-// A CTA has two consumer warpgroups of 64 rows each, and one more of which one warp takes items and starts copies.
+// A CTA of `backward_keys` has two consumer warpgroups of 64 rows each, and one more: one of its warps takes items and
+// starts copies, the others make wide tiles, if that is done here (Note [Widening]).
 //
 // Note [Widening]
 // ~~~~~~~~~~~~~~~

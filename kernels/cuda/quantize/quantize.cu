@@ -3,7 +3,7 @@
 //
 // A CTA takes one tile of 128 tokens of one head at a time (Note [Lanes of a token]). It reads the tile once, into
 // shared memory (Note [Staging]), and writes from there whatever the tensor's job asks for:
-//   payload, scales, exponents               token blocks of 1: Q, K; V1 without the last
+//   payload, scales, exponents               token blocks of 1, each of them: Q, K; V1 without the last
 //   block_payload, block_scales, ..          token blocks of 32: V32
 //   nvfp4_payload, nvfp4_scales, ..          NVFP4, after a Hadamard rotation if the job says so; not with blocks of 32
 //   wide, factors                            what the Hopper forward reads of K (factors) and of V1 (both)
@@ -69,8 +69,8 @@ __device__ __forceinline__ float token_exponent(const Shared& shared, int row) {
   return shared.zero[row] ? ZERO_TOKEN_EXPONENT : exponent;
 }
 
-// The tokens of one step under the scale whose inverse is `factor`; zeros if that is 0. If WIDE, and `wide` is given,
-// also as bfloat16 numbers.
+// The tokens of one step under the scale whose inverse is `factor`; zeros if that is 0. If WIDE, as codes if `payload` is
+// given, and as bfloat16 numbers if `wide` is.
 template <bool WIDE>
 __device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R::PER_LANE][R::VALUES], int step,
                                            float factor, uint8_t* wide = nullptr) {
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_step(uint8_t* payload, const float (&x)[R:
     uint32_t codes[R::VALUES / 4];
     encode_piece<R>(codes, x[p], factor);
     if (!R::has_piece(p)) continue;
-    store_codes<R>(payload, R::row(step), R::channel(p), codes);
+    if (!WIDE || payload != nullptr) store_codes<R>(payload, R::row(step), R::channel(p), codes);
     if (WIDE && wide != nullptr) store_wide<R>(wide, R::row(step), R::channel(p), codes, scale);
   }
 }
@@ -119,7 +119,8 @@ __device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t s
   const float largest = __uint_as_float(R::over_block(shared.amax, warp / R::WARPS_PER_BLOCK));
   const uint32_t block_byte = formats::rceil_e4m3(largest);
   const float block_factor = formats::inverse_e8m0(block_byte);
-  uint8_t* const wide = job.wide == nullptr ? nullptr : job.wide + slot * (2 * PAYLOAD_BYTES);
+  uint8_t* const payload = job.payload == nullptr ? nullptr : job.payload + slot * PAYLOAD_BYTES;
+  uint8_t* const wide = !WIDE || job.wide == nullptr ? nullptr : job.wide + slot * (2 * PAYLOAD_BYTES);
 #pragma unroll 4
   for (int step = 0; step < R::STEPS; ++step) {
     uint4 piece[R::PER_LANE];
@@ -128,7 +129,7 @@ __device__ __forceinline__ void write_blocks(const Job& job, int rows, int64_t s
 #pragma unroll
     for (int p = 0; p < R::PER_LANE; ++p) widen_piece<R>(x[p], piece[p]);
     const float factor = __uint_as_float(R::from_owner(__float_as_uint(scale.factor()), step));
-    if (job.payload != nullptr) store_step<WIDE>(job.payload + slot * PAYLOAD_BYTES, x, step, factor, wide);
+    if (payload != nullptr || wide != nullptr) store_step<WIDE>(payload, x, step, factor, wide);
     if (job.block_payload != nullptr) {
       store_step<false>(job.block_payload + slot * PAYLOAD_BYTES, x, step, factor == 0.0f ? 0.0f : block_factor);
     }
@@ -158,7 +159,7 @@ __device__ __forceinline__ void write_key_tile(const Job& job, int rows, int64_t
 template <bool NVFP4, bool WIDE>
 __device__ __forceinline__ void write_scale_tiles(const Job& job, int rows, int64_t slot, const Shared& shared) {
   const int warp = R::warp(), lane = threadIdx.x % 32;
-  if (warp == 0 && job.payload != nullptr) store_channel_scales<D>(job.scales + slot * SCALE_BYTES, shared.byte, lane);
+  if (warp == 0 && job.scales != nullptr) store_channel_scales<D>(job.scales + slot * SCALE_BYTES, shared.byte, lane);
   if (warp == 1 && job.exponents != nullptr) {
 #pragma unroll
     for (int row = lane; row < layout::TILE; row += 32) {
