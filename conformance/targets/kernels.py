@@ -81,14 +81,20 @@ class KernelTarget(Target):
         return {"tile_offsets": to_numpy(schedule.tile_offsets), **dict(schedule_arrays(schedule))}
 
     def replay(self, first: Inputs, second: Inputs) -> Results | None:
-        """The forward in a CUDA graph."""
+        """The forward in a CUDA graph.
+
+        :raises AssertionError: if it cannot be captured, which all kernels of this library promise.
+        """
         q, k, v, cu = (to_torch(x, self.device) for x in (first.q, first.k, first.v, first.cu_seqlens))
 
         def call() -> Any:
             got = self.attend(q, k, v, cu, first)
             return got.out, got.lse
 
-        out, lse = replay_graph(call, [q, k, v], [second.q, second.k, second.v], self.device)
+        try:
+            out, lse = replay_graph(call, [q, k, v], [second.q, second.k, second.v], self.device)
+        except RuntimeError as error:
+            raise AssertionError(f"the kernels cannot be captured in a CUDA graph: {error}") from error
         return Results(to_numpy(out), to_numpy(lse))
 
     def is_alive(self) -> bool:

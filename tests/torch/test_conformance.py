@@ -59,3 +59,17 @@ def test_elements_between_those_of_a_view_are_nan() -> None:
     x = np.ones((4, 8), np.float32)[:, :4]
     y = tensors.to_torch(x)
     assert torch.isnan(torch.as_strided(y, (3, 4), (8, 1), 4)).all()
+
+
+def test_a_kernel_that_cannot_be_captured_has_failed_and_is_not_inapplicable(monkeypatch: pytest.MonkeyPatch) -> None:
+    from flamia.conformance.targets import kernels
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(kernels, "replay_graph", refuse)
+    target = kernels.KernelTarget.__new__(kernels.KernelTarget)
+    target.device = "cpu"
+    inputs = CASES["arguments/graph"].inputs()
+    with pytest.raises(AssertionError, match="cannot be captured in a CUDA graph: operation not permitted"):
+        target.replay(inputs, inputs)
