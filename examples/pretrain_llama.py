@@ -96,15 +96,15 @@ Attend = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def choose_attention(recipe: str, device: str) -> Attend:
-    """FLAMIA's attention; for bf16 on CUDA, where FLAMIA has no kernel to train with, PyTorch's."""
+    """FLAMIA's attention; for bf16 on CUDA the baseline, PyTorch's."""
+    longest = LONGEST + 1
     if recipe != "bf16" or torch.device(device).type != "cuda":
-        return lambda q, k, v, cu_seqlens: flamia.attention(q, k, v, cu_seqlens, recipe=recipe)
+        return lambda q, k, v, cu_seqlens: flamia.attention(q, k, v, cu_seqlens, max_seqlen=longest, recipe=recipe)
     from torch.nn.attention.varlen import varlen_attn
 
     # the way to ask for causal attention has changed between releases
     window = "window_size" in inspect.signature(varlen_attn).parameters
     mask: dict[str, Any] = {"window_size": (-1, 0)} if window else {"is_causal": True}
-    longest = LONGEST + 1
 
     def attend(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor) -> Tensor:
         if k.shape[1] != q.shape[1]:

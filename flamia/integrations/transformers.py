@@ -11,7 +11,8 @@ first that is there is followed, as in transformers' own FlashAttention:
    rest become padding rows, which cost nothing; shapes do not depend on the mask, so no device is waited for. A mask
    without padding is no mask. On a GPU and under `torch.compile` that cannot be seen in advance: there such a mask
    beside ``position_ids`` of a pack is an error, as is any mask beside ``cu_seq_lens_q``.
-2. ``cu_seq_lens_q`` (and an equal ``cu_seq_lens_k``): boundaries in the flattened ``(B * S)`` tokens.
+2. ``cu_seq_lens_q`` (and an equal ``cu_seq_lens_k``): boundaries in the flattened ``(B * S)`` tokens; ``max_length_q``,
+   if it is a number, is their ``max_seqlen``. Elsewhere that is S.
 3. ``position_ids``: a document begins at the start of a row and wherever the position is not the previous one plus 1.
    Counting the documents waits for the device, once per layer; give ``cu_seq_lens_q`` to avoid that. Under
    `torch.compile` the count is not needed: ``cu_seqlens`` has ``B * S + 1`` entries, the surplus being empty documents.
@@ -109,6 +110,7 @@ def attention_forward(
     position_ids: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
     cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """An attention function of transformers; see Note [Where documents come from].
@@ -122,8 +124,12 @@ def attention_forward(
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
 
+    longest: int | None = q.shape[1]  # no document goes on in another row
+
     def attend(cu_seqlens: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, cu_seqlens, causal=causal, softmax_scale=scaling, recipe=recipe, backend=backend)
+        options: Any = {"recipe": recipe, "causal": causal, "softmax_scale": scaling, "backend": backend}
+        out: Tensor = attention(q, k, v, cu_seqlens, max_seqlen=longest, **options)
+        return out
 
     if attention_mask is not None:
         check_mask(module, attention_mask, causal, position_ids, cu_seq_lens_q)
@@ -133,7 +139,7 @@ def attention_forward(
     if cu_seq_lens_q is None and cu_seq_lens_k is not None:
         raise ValueError("cu_seq_lens_q must be given with cu_seq_lens_k, got None")
     if cu_seq_lens_q is not None:
-        cu_seqlens = cu_seq_lens_q
+        cu_seqlens, longest = cu_seq_lens_q, max_length_q if isinstance(max_length_q, int) else None
         check_cu_seqlens(cu_seq_lens_q, q.device, "cu_seq_lens_q")
         if cu_seq_lens_k is not None and cu_seq_lens_k is not cu_seq_lens_q:
             check_cu_seqlens(cu_seq_lens_k, q.device, "cu_seq_lens_k")

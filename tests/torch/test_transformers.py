@@ -191,6 +191,38 @@ def test_packed_equals_separate_documents(kind, dtype):
             assert_same_bits(a[:, :, start:stop], b, "gradient")
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, TOTAL),
+        ({"cu_seq_lens_q": True}, None),
+        ({"cu_seq_lens_q": True, "max_length_q": max(LENGTHS)}, max(LENGTHS)),
+        ({"cu_seq_lens_q": True, "max_length_q": torch.tensor(max(LENGTHS))}, None),
+        ({"mask": True}, TOTAL),
+    ],
+    ids=["position_ids", "cu_seq_lens", "max_length", "max_length on the device", "padding mask"],
+)
+def test_how_long_a_document_can_be_is_passed_on(monkeypatch, options, expected):
+    from flamia.integrations import transformers as integration
+
+    seen = []
+    attend = integration.attention
+    monkeypatch.setattr(
+        integration, "attention", lambda *rest, **named: (seen.append(named["max_seqlen"]), attend(*rest, **named))[1]
+    )
+    _, positions, boundaries = packed_inputs()
+    q, k = (torch.randn(1, heads, TOTAL, 32) for heads in (4, 2))
+    module = llama("flamia_mxfp8").model.layers[0].self_attn
+    given = {"position_ids": positions} | options
+    mask = torch.arange(TOTAL)[None] > 3 if given.pop("mask", False) else None
+    if "cu_seq_lens_q" in given:
+        given["cu_seq_lens_q"] = boundaries
+    if mask is not None:
+        del given["position_ids"]
+    out, _ = transformers.AttentionInterface()["flamia_mxfp8"](module, q, k, k, mask, scaling=0.2, **given)
+    assert out.shape == (1, TOTAL, 4, 32) and seen == [expected]
+
+
 def test_a_packed_model_equals_its_documents():
     """The whole model: logits of the pack are those of each document alone, up to float32 rounding of BLAS."""
     ids, positions, boundaries = packed_inputs()
@@ -299,6 +331,10 @@ def attend_with(mask=None, tokens_of_key=20, **options):
             "cu_seqlens_k must equal cu_seqlens_q",
         ),
         ({"cu_seq_lens_k": torch.tensor([0, 20])}, "cu_seq_lens_q must be given with cu_seq_lens_k"),
+        (
+            {"cu_seq_lens_q": torch.tensor([0, 20]), "max_length_q": 19},
+            r"max_seqlen must be at least the longest document of cu_seqlens \(20\), got 19",
+        ),
         (
             {"mask": torch.arange(20)[None] > 3, "cu_seq_lens_q": torch.tensor([0, 20])},
             "cu_seq_lens_q must be None beside a padding mask",
