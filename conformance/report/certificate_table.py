@@ -34,7 +34,7 @@ def print_certificates(
     show(f"held against {', '.join(known)}, suite {SUITE_VERSION}")
     if missing:
         show(f"cannot be checked: {unknown}, because {missing}", "yellow")
-    valid = False
+    valid, others = False, set()
     for path, certificate in found.items():
         if isinstance(certificate, str):
             show(f"✗ {certificate}", "red")
@@ -48,7 +48,10 @@ def print_certificates(
         )
         assumed = replace(current, **{name: getattr(mine, name) for name in current.unknown})
         if mine.subject != assumed.subject:
-            other = "recipe or profile" if mine.kernel == current.kernel else "target"
+            other = "recipe or profile"
+            if mine.kernel != current.kernel:
+                other = "target"
+                others.add(f"--target {mine.kernel}")
             show(f"– for another {other}: {text}", "dim")
             continue
         reasons = certificate.invalid_because(assumed)
@@ -60,5 +63,8 @@ def print_certificates(
         if not reasons and not holds:
             show("    what can be checked here agrees")
     if not valid and not missing:
-        show(f"no valid certificate; `flamia conform --certify` writes one into {folder}")
+        command = f"flamia conform --target {current.kernel} --certify"
+        show(f"no valid certificate for {current.kernel}; `{command}` writes one into {folder}")
+    if others:
+        show(f"whether another target's hold: {', '.join(sorted(others))}")
     return valid

@@ -328,11 +328,14 @@ def _varlen(w: Workload, sets: Sequence[Any], cu: Any) -> tuple[Call, Call]:
     mask: dict[str, Any] = {"window_size": (-1, 0 if w.causal else -1)}
     if "window_size" not in names:
         mask = {"is_causal": w.causal}
+    options, heads = mask, w.q_heads
+    if "enable_gqa" in names:
+        options, heads = mask | {"enable_gqa": w.q_heads != w.kv_heads}, w.kv_heads
     longest = max(w.lengths)
-    inputs = [(q.detach(), *(_repeat_heads(x, w.q_heads).detach() for x in (k, v)), d) for q, k, v, d in sets]
+    inputs = [(q.detach(), *(_repeat_heads(x, heads).detach() for x in (k, v)), d) for q, k, v, d in sets]
 
     def attend(q: Any, k: Any, v: Any) -> Any:
-        return attention(q, k, v, cu, cu, longest, longest, **mask)
+        return attention(q, k, v, cu, cu, longest, longest, **options)
 
     return _differentiated(inputs, attend)
 

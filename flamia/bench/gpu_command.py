@@ -31,9 +31,11 @@ def attention(
             help="Time documents of these lengths, such as 8192 or 109x300,4096; without --workload these alone."
         ),
     ] = None,
-    heads: Annotated[int, typer.Option(min=1, help="With --lengths: query heads.")] = 16,
+    heads: Annotated[int | None, typer.Option(min=1, help="With --lengths: query heads; 16 if not given.")] = None,
     kv_heads: Annotated[int | None, typer.Option(min=1, help="With --lengths. Default: as many as --heads.")] = None,
-    head_dim: Annotated[int, typer.Option(min=1, help="With --lengths.")] = 128,
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, help="With --lengths: 64 or 128, which FLAMIA takes; 128 if not given.")
+    ] = None,
     full: Annotated[bool, typer.Option("--full", help="With --lengths: without a causal mask.")] = False,
     input: Annotated[
         list[str] | None,
@@ -67,7 +69,9 @@ def attention(
     _require("workload", names, known)
     timed: list[tuple[Workload, Recorded | None]] = [(known[name], None) for name in names]
     if lengths is not None:
-        timed.append((_own_workload(lengths, heads, kv_heads, head_dim, not full), None))
+        timed.append((_own_workload(lengths, heads or 16, kv_heads, head_dim or 128, not full), None))
+    elif heads or kv_heads or head_dim or full:
+        raise typer.BadParameter("--heads, --kv-heads, --head-dim and --full go with --lengths")
     timed += [(r.workload, r) for r in _read_inputs(input or ())]
     _require("contestant", contestant or (), CONTESTANTS)
     console = Console()
@@ -77,7 +81,8 @@ def attention(
         if not torch.cuda.is_available():
             raise RuntimeError("PyTorch finds no CUDA device")
     except (ImportError, RuntimeError) as error:
-        console.print(f"flamia bench attention needs a GPU: {error}", style="bold yellow", markup=False)
+        text = f"flamia bench attention needs a GPU: {error}; `flamia doctor` says what this machine has"
+        console.print(text, style="bold yellow", markup=False, soft_wrap=True)
         raise typer.Exit(2) from None
     versions = describe_versions()
     console.print(", ".join(f"{name} {text}" for name, text in versions.items()), markup=False, highlight=False)

@@ -155,3 +155,9 @@ def test_a_record_holds_what_was_timed_and_is_drawn(tmp_path):
     assert (found["forward_ratio"], found["total_ratio"]) == (0.8, 1.2)
     draw([found], "GPU", tmp_path / "w.svg")
     assert "<svg" in (tmp_path / "w.svg").read_text()
+
+
+@pytest.mark.parametrize("option", [["--heads", "32"], ["--kv-heads", "8"], ["--head-dim", "64"], ["--full"]])
+def test_what_goes_with_lengths_is_refused_without_them(option):
+    done = CliRunner().invoke(app, ["attention", *option])
+    assert done.exit_code == 2 and "go with --lengths" in done.output
