@@ -11,6 +11,7 @@ A kernel must be loaded before a graph is captured, because loading synchronises
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -60,14 +61,17 @@ def launch(
 
     if params.nbytes != unit.kernel.params:
         raise ValueError(f"params must have the {unit.kernel.params} bytes of {unit.kernel.name}, got {params.nbytes}")
-    with torch.cuda.device(device):
+    # As bytes: of a struct with fields CuPy asks NumPy for a description, which takes longer than the launch.
+    memory = params.view(f"V{params.nbytes}")
+    on_it = torch.cuda.current_device() == device.index
+    with nullcontext() if on_it else torch.cuda.device(device):
         stream = torch.cuda.current_stream(device).cuda_stream
         loaded = _load(unit, entry, device.index, torch.cuda.is_current_stream_capturing)
         if ctas is None:
             ctas = _num_sms(device.index) * loaded.report.ctas
             ctas = ctas if at_most is None else max(1, min(ctas, at_most))
         shared = loaded.report.dynamic_shared_bytes
-        loaded.function((ctas,), (loaded.report.threads,), (params,), shared_mem=shared, stream=_Stream(stream))
+        loaded.function((ctas,), (loaded.report.threads,), (memory,), shared_mem=shared, stream=_Stream(stream))
 
 
 @cache

@@ -277,10 +277,12 @@ BLACKWELL_BACKWARD = np.dtype(
 
 
 def fill(dtype: np.dtype[Any], values: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-    """One struct, shape ``(1,)``: nested mappings and sequences fill nested structs and arrays; the rest is 0."""
-    memory = bytearray(dtype.itemsize)
-    _fill(memory, 0, _fields(dtype), values)
-    return np.frombuffer(memory, dtype)
+    """One struct, shape ``(1,)``: nested mappings and sequences fill nested structs and arrays; the rest is 0.
+
+    :raises KeyError: for a name that the struct lacks.
+    :raises ValueError: for more elements than an array has.
+    """
+    return np.frombuffer(_pack(dtype, values), dtype)
 
 
 # The device may wait while the host fills these: assigning to NumPy records takes several times as long.
@@ -290,25 +292,36 @@ _CODES = {np.dtype(kind).str: code for kind, code in ((POINTER, "Q"), (STRIDE, "
 
 
 @cache
-def _fields(dtype: np.dtype[Any]) -> dict[str, tuple[int, int, struct.Struct | None, dict[str, Any]]]:
-    """By name: offset, bytes of an element, how to pack it, or the fields of a nested struct."""
-    found: dict[str, tuple[int, int, struct.Struct | None, dict[str, Any]]] = {}
+def _layout(dtype: np.dtype[Any]) -> tuple[struct.Struct, dict[str, tuple[np.dtype[Any], int] | None]]:
+    """How all fields are packed at once, and by name, in their order, None for a number, or the struct whose bytes are
+    packed, and how many of them.
+    """
+    form, end = "<", 0
+    fields: dict[str, tuple[np.dtype[Any], int] | None] = {}
     for name, (kind, offset, *_) in (dtype.fields or {}).items():
         element = kind.subdtype[0] if kind.subdtype else kind
-        packer = struct.Struct("<" + _CODES[element.str]) if element.fields is None else None
-        found[name] = offset, element.itemsize, packer, {} if packer else _fields(element)
-    return found
+        number = element.fields is None
+        form += f"{offset - end}x" + (_CODES[kind.str] if number else f"{kind.itemsize}s")
+        fields[name] = None if number else (element, kind.itemsize // element.itemsize)
+        end = offset + kind.itemsize
+    return struct.Struct(f"{form}{dtype.itemsize - end}x"), fields
 
 
-def _fill(memory: bytearray, start: int, fields: dict[str, Any], values: Mapping[str, Any]) -> None:
-    for name, value in values.items():
-        offset, size, packer, nested = fields[name]
-        many = isinstance(value, (list, tuple))
-        for i, part in enumerate(value) if many else ((0, value),):
-            at = start + offset + i * size
-            if packer is not None:
-                packer.pack_into(memory, at, part)
-            elif isinstance(part, np.void):
-                memory[at : at + size] = part.tobytes()
-            else:
-                _fill(memory, at, nested, part)
+def _pack(dtype: np.dtype[Any], values: Mapping[str, Any]) -> bytes:
+    packer, fields = _layout(dtype)
+    if not values.keys() <= fields.keys():
+        raise KeyError(f"{sorted(values.keys() - fields.keys())} are no fields of the struct")
+    parts = []
+    for name, nested in fields.items():
+        if nested is None:
+            parts.append(values.get(name, 0))
+        else:
+            parts.append(_pack_structs(name, *nested, values.get(name, ())))
+    return packer.pack(*parts)
+
+
+def _pack_structs(name: str, dtype: np.dtype[Any], count: int, value: Any) -> bytes:
+    elements = value if isinstance(value, (list, tuple)) else (value,)
+    if len(elements) > count:
+        raise ValueError(f"{name} must have at most {count} elements, got {len(elements)}")
+    return b"".join(x.tobytes() if isinstance(x, np.void) else _pack(dtype, x) for x in elements)
