@@ -71,6 +71,8 @@ def check_arrays(
             dtype = "torch.float32" if name == "exponents" else "torch.uint8"
             shape = (heads, schedule.max_tiles, (sizes4 if role in ("q4", "k4") else sizes)[name])
             what = f"inputs.{role}.{name} must be a contiguous {dtype} tensor {shape} on {device}"
+            if x is None:
+                raise TypeError(f"{what}, got None: the forward kept nothing for a backward")
             if str(getattr(x, "dtype", None)) != dtype or not hasattr(x, "data_ptr"):
                 raise TypeError(f"{what}, got {getattr(x, 'dtype', type(x).__name__)}")
             if tuple(x.shape) != shape or x.device != device or not x.is_contiguous():

@@ -169,7 +169,8 @@ def attention_forward(
     :param recipe: one of `RECIPES`.
     :param softmax_scale: finite and >= 0; default ``1 / sqrt(D)``.
     :param backward: whether the schedule shall have the backward's items.
-    :param saves: whether ``inputs`` shall have what only a backward reads.
+    :param saves: whether ``inputs`` shall have what the forward does not read; without effect on the recipe BF16, whose
+        forward reads everything.
     :param max_seqlen: see `flamia.kernels.schedule.build_schedule`.
     :raises TypeError, ValueError: naming the argument.
     """

@@ -140,8 +140,8 @@ def quantize_qkv(
     :param k: ``(T, Hkv, D)``, dtype and device of q; ``v`` likewise.
     :param nvfp4: also quantize q and k to NVFP4; D must be a multiple of 64.
     :param keys: where what the Hopper forward reads beside goes.
-    :param saves: False, with ``keys``, to leave out what the forward does not read: codes of v, scales, and exponents
-        but those of q.
+    :param saves: False, with ``keys``, to leave out what the forward does not read: codes of v and exponents of k and
+        v, which the backward reads, and scales, which the conformance suite looks at.
     :param out: the attention's output ``(T, Hq, D)``, whose padding rows this launch clears; may be None.
     :param rows: up to three pairs of a float32 ``(Hq, T)`` output, or None, and the value of its padding entries.
     :raises TypeError, ValueError: naming the argument.
@@ -155,7 +155,7 @@ def quantize_qkv(
     if nvfp4 is not None and keys is not None:
         raise ValueError("keys must be None with nvfp4: one launch writes either")
     if keys is None and not saves:
-        raise ValueError("saves must be True without keys: the forward reads all that is written")
+        raise ValueError("saves must be True without keys: Hopper alone can do with less")
     if nvfp4 is not None and q.shape[2] % 64:
         raise ValueError(f"q must have a head_dim that is a multiple of 64 for NVFP4, got {q.shape[2]}")
     check_cleared("out", out, schedule.num_tokens, q.device)

@@ -18,6 +18,7 @@ from flamia.reference.arguments import MAX_HEAD_DIM
 from flamia.reference.recipes import RECIPES, Recipe
 
 _LOG = logging.getLogger(__name__)
+_jit: Any = torch.jit
 
 AUTOCAST_DEVICES = tuple(kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(kind))
 """Types of devices that have autocast: asked once, because torch.compile cannot trace the question in every release."""
@@ -48,7 +49,8 @@ def attention(
         q, k, v = (x.flatten(0, 1) for x in (q, k, v))
         cu_seqlens = torch.arange(batch[0] + 1, device=q.device) * batch[1]
         max_seqlen = batch[1] if max_seqlen is None else max_seqlen
-    saves = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    traced = torch.compiler.is_exporting() or _jit.is_tracing()  # who knows what will be differentiated later
+    saves = traced or (torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))
     out, lse, *_ = torch.ops.flamia.attention_forward(
         q, k, v, cu_seqlens, max_seqlen, text, causal, softmax_scale, implementation, saves
     )

@@ -157,7 +157,10 @@ def _differentiate(ctx: Any, dout: Tensor | None, *_: Any) -> tuple[Tensor | Non
     if dout is None:
         return (None, None, None, *nothing)
     if not ctx.saves:
-        raise RuntimeError("flamia::attention_forward cannot be differentiated after a call with saves=False")
+        raise RuntimeError(
+            "out of flamia.attention cannot be differentiated: it was called or traced where no gradient was wanted, "
+            "under torch.no_grad or with none of q, k and v requiring one"
+        )
     check_no_tangent("dout", dout)
     out, m, l, cu_seqlens, *saved = ctx.saved_tensors  # noqa: E741
     rest = (saved, ctx.kv_heads, *ctx.rest, ctx.max_seqlen)

@@ -161,3 +161,18 @@ def test_a_record_holds_what_was_timed_and_is_drawn(tmp_path):
 def test_what_goes_with_lengths_is_refused_without_them(option):
     done = CliRunner().invoke(app, ["attention", *option])
     assert done.exit_code == 2 and "go with --lengths" in done.output
+
+
+def test_a_forward_alone_is_timed_as_one_without_gradients(monkeypatch):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    from flamia.kernels import hopper, hopper_backward
+
+    forward = MagicMock()
+    monkeypatch.setattr(hopper, "attention_forward", forward)
+    monkeypatch.setattr(hopper_backward, "attention_backward", MagicMock())
+    calls = gpu_attention._flamia(Workload("w", (128,)), [(None,) * 4], None)
+    for call in calls:
+        call(0)
+    alone, whole = (call.kwargs for call in forward.call_args_list)
+    assert (alone["backward"], alone["saves"]) == (False, False)
+    assert whole.get("backward", True) and whole.get("saves", True)

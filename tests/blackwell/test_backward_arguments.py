@@ -83,7 +83,7 @@ TILES_OF_ANOTHER_CALL: dict[str, tuple[Callable[[Calls], Any], str]] = {
     "k for q": (lambda c: replace(c.usual.inputs, q=c.usual.inputs.k), r"inputs.q.payload must be .* \(2, 1, 8192\)"),
     "no exponents": (
         lambda c: replace(c.usual.inputs, k=replace(c.usual.inputs.k, exponents=None)),
-        "inputs.k.exponents must be a contiguous torch.float32 .* got NoneType",
+        "inputs.k.exponents must be a contiguous torch.float32 .* got None: the forward kept nothing",
     ),
     "not contiguous": (
         lambda c: replace(c.usual.inputs, v=replace(c.usual.inputs.v, scales=torch.empty(1, 1, 1024).byte()[..., ::2])),

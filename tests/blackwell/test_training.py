@@ -145,5 +145,7 @@ def test_what_is_saved_has_the_traced_shapes() -> None:
             recipe = get_recipe(name)
             with simulated_device(SM_100A):
                 *_, saved = blackwell.forward(q, k, v, cu, recipe, causal, 0.125, None, True)
+                if causal:
+                    assert blackwell.forward(q, k, v, cu, recipe, causal, 0.125, None, False)[-1] == []
             traced = blackwell.empty_saved(q, k, v, cu, recipe, causal)
             assert [(x.shape, x.dtype) for x in saved] == [(x.shape, x.dtype) for x in traced]

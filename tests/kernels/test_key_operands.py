@@ -72,6 +72,10 @@ def in_use(payload, causal):
 def test_what_a_backward_alone_reads_can_be_left_out(written, causal):
     (keys, full), (keys_alone, alone) = (written[3][causal, saves] for saves in (True, False))
     assert full.v.payload is not None and full.k.exponents is not None and full.q.scales is not None
+    cu = written[2]
+    for x, given in (("q", written[0]), ("k", written[0]), ("v", written[1])):
+        scales = layout.pack_scales(scaling.quantize_tokens(given, cu, 1).scale, cu, DIM)
+        np.testing.assert_array_equal(getattr(full, x).scales.numpy()[:, : scales.shape[1]], scales, err_msg=x)
     left = [getattr(alone, x) for x in "qkv"]
     assert [x.scales for x in left] == [None] * 3
     assert [x.exponents is None for x in left] == [False, True, True]

@@ -98,11 +98,35 @@ def test_a_compiled_call_saves_as_an_eager_one(asked, backend):
         assert_same_bits(a, b)
 
 
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_program_exported_without_gradients_can_be_trained(strict):
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v, cu):
+            return flamia.attention(q, k, v, cu)
+
+    q, k, v, dout = random_qkv()
+    with torch.no_grad():
+        exported = torch.export.export(Layer(), (q.detach(), k.detach(), v.detach(), CU), strict=strict).module()
+    gradients = torch.autograd.grad(exported(q, k, v, CU), (q, k, v), dout)
+    for a, b in zip(gradients, torch.autograd.grad(attend(q, k, v), (q, k, v), dout), strict=True):
+        assert_same_bits(a, b)
+
+
+def test_a_kernel_is_told_whether_to_save(kernel, monkeypatch):
+    told, kept = [], dispatch._table[kernel.name][1]
+    spy = dataclasses.replace(kernel, forward=lambda *rest: (told.append(rest[-1]), kernel.forward(*rest))[1])
+    monkeypatch.setitem(dispatch._table, kernel.name, (spy, kept))
+    q, k, v, _ = random_qkv(total=70)
+    for saves in (True, False):
+        forward_op(q, k, v, torch.tensor([0, 70]), None, "mxfp8", True, None, kernel.name, saves)
+    assert told == [True, False]
+
+
 def test_nothing_is_differentiated_from_nothing():
     q, k, v, _ = random_qkv()
     out, *_, kept = forward_op(q, k, v, CU, None, "mxfp8", True, None, "reference:ideal", False)
     assert kept == []
-    with pytest.raises(RuntimeError, match="cannot be differentiated after a call with saves=False"):
+    with pytest.raises(RuntimeError, match="it was called or traced where no gradient was wanted"):
         out.sum().backward()
 
 
