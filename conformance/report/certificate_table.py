@@ -65,6 +65,6 @@ def print_certificates(
     if not valid and not missing:
         command = f"flamia conform --target {current.kernel} --certify"
         show(f"no valid certificate for {current.kernel}; `{command}` writes one into {folder}")
-    if others:
+    if others and not valid:
         show(f"whether another target's hold: {', '.join(sorted(others))}")
     return valid

@@ -180,6 +180,13 @@ def listed(current: c.Identity, missing: str = "", **certificates: c.Certificate
     return valid, out.getvalue().splitlines()
 
 
+def test_a_listing_without_a_valid_one_names_the_other_targets():
+    other = issued(identity=dataclasses.replace(IDENTITY, kernel="reference", chip="a CPU"))
+    valid, lines = listed(IDENTITY, other=other)
+    assert not valid and "`flamia conform --target hopper --certify` writes one into /mine" in lines[-2]
+    assert lines[-1] == "whether another target's hold: --target reference"
+
+
 def test_the_listing_has_one_line_for_what_is_another_targets():
     other = issued(identity=dataclasses.replace(IDENTITY, kernel="reference", chip="a CPU"))
     recipe = issued(identity=dataclasses.replace(IDENTITY, recipe="bf16"))
