@@ -89,7 +89,8 @@ class HopperTarget(KernelTarget):
         q, k, v, cu = (to_torch(x, self.device) for x in (inputs.q, inputs.k, inputs.v, inputs.cu_seqlens))
         got = self.attend(q, k, v, cu, inputs, saves=False)
         got.schedule.check()
-        if backward or stages:
+        packed = isinstance(got.inputs, PackedInputs)  # reads and keeps everything, in one form
+        if (backward or stages) and not packed:
             alone, got = got, self.attend(q, k, v, cu, inputs)
             for name in ("out", "lse", "m", "l"):
                 _require_same(name, getattr(alone, name), getattr(got, name), "leaving out what is saved")
@@ -98,7 +99,7 @@ class HopperTarget(KernelTarget):
             scale = inputs.head_dim**-0.5 if inputs.softmax_scale is None else inputs.softmax_scale
             dout = to_torch(inputs.dout, self.device)
             saved = dout, got.out, got.m, got.l, got.inputs, got.schedule, scale
-            ways = (None,) if isinstance(got.inputs, PackedInputs) else (False, True)
+            ways = (None,) if packed else (False, True)
             first, *others = (hopper_backward.attention_backward(*saved, widens=w) for w in ways)
             for other in others:
                 for name in ("dq", "dk", "dv"):

@@ -10,7 +10,7 @@ times that it has beside others. Rounds before `WARM_SECONDS` do not count. The 
 replays between two CUDA events, divided by the sets. ``forward`` is a call where no gradient is wanted, and the
 backward is the difference of the two: what a forward writes for a backward alone counts there. Inputs are standard
 normal bfloat16 numbers, or those of a file: Note [Recorded workloads] of `flamia.bench.recorded`. A baseline gets its
-tensors in the layout that it likes best, and key heads repeated beforehand where it cannot share them; dense kernels
+tensors in a layout that it reads as it is, and key heads repeated beforehand where it cannot share them; dense kernels
 take part where all documents have one length.
 """
 
@@ -325,12 +325,13 @@ def _varlen(w: Workload, sets: Sequence[Any], cu: Any) -> tuple[Call, Call]:
     attention: Any = varlen_attn
     names = signature(attention).parameters
     # the way to ask for causal attention has changed between releases
-    mask: dict[str, Any] = {"window_size": (-1, 0 if w.causal else -1)}
+    options: dict[str, Any] = {"window_size": (-1, 0 if w.causal else -1)}
     if "window_size" not in names:
-        mask = {"is_causal": w.causal}
-    options, heads = mask, w.q_heads
-    if "enable_gqa" in names:
-        options, heads = mask | {"enable_gqa": w.q_heads != w.kv_heads}, w.kv_heads
+        options = {"is_causal": w.causal}
+    grouped = "enable_gqa" in names
+    if grouped:
+        options["enable_gqa"] = w.q_heads != w.kv_heads
+    heads = w.kv_heads if grouped else w.q_heads
     longest = max(w.lengths)
     inputs = [(q.detach(), *(_repeat_heads(x, heads).detach() for x in (k, v)), d) for q, k, v, d in sets]
 

@@ -123,13 +123,20 @@ def attention_forward(
     check_supported(query, key, attention_mask, dropout, kwargs)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-
     longest: int | None = q.shape[1]  # no document goes on in another row
 
     def attend(cu_seqlens: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        options: Any = {"recipe": recipe, "causal": causal, "softmax_scale": scaling, "backend": backend}
-        out: Tensor = attention(q, k, v, cu_seqlens, max_seqlen=longest, **options)
-        return out
+        return attention(
+            q,
+            k,
+            v,
+            cu_seqlens,
+            max_seqlen=longest,
+            causal=causal,
+            softmax_scale=scaling,
+            recipe=recipe,
+            backend=backend,
+        )
 
     if attention_mask is not None:
         check_mask(module, attention_mask, causal, position_ids, cu_seq_lens_q)

@@ -9,6 +9,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
 from torch._dynamo.utils import counters  # noqa: E402
+from torch.library import opcheck  # noqa: E402
 
 import flamia  # noqa: E402
 from tests.torch.tensors import assert_same_bits, random_qkv  # noqa: E402
@@ -197,8 +198,8 @@ def test_opcheck(gpu, kernel, dtype, causal, filled):
         getattr(torch.ops.flamia, f"attention_{name}").default for name in ("forward", "backward")
     )
     rest = ("mxfp8", causal, 0.2, kernel)
-    torch.library.opcheck(forward_op, (q, k, v, cu, None, *rest, True))
+    opcheck(forward_op, (q, k, v, cu, None, *rest, True))
     results = forward_op(q, k, v, cu, None, *rest, True)
     out, _, m, l, kept = (x if isinstance(x, list) else x.detach() for x in results)  # noqa: E741
-    torch.library.opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest))
-    torch.library.opcheck(backward_op, (dout[:1].expand_as(dout), out, m, l, cu, kept, 2, *rest))
+    opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest))
+    opcheck(backward_op, (dout[:1].expand_as(dout), out, m, l, cu, kept, 2, *rest))

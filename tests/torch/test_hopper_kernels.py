@@ -94,3 +94,18 @@ def test_the_suite_compares_a_forward_that_saves_with_one_that_does_not(monkeypa
     ):
         target.run(Inputs(x, x, x, x, np.array([0, 3])), **passes)
     assert told == [False, True]
+
+
+def test_the_suite_runs_a_forward_that_has_one_form_once(monkeypatch, compiler):
+    target = HopperTarget("cpu")
+    target.recipe = BF16
+    attend, told = target.attend, []
+    monkeypatch.setattr(target, "attend", lambda *rest, saves=True: (told.append(saves), attend(*rest, saves=saves))[1])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(multi_processor_count=2))
+    x = np.random.default_rng(0).standard_normal((3, 1, 64)).astype(bfloat16)
+    with host.simulated_device(targets.SM_90A):
+        got = target.run(Inputs(x, x, x, x, np.array([0, 3])), backward=True, stages=True)
+    expected = attention_forward(x, x, x, np.array([0, 3]), recipe=BF16, profile="hopper")
+    np.testing.assert_array_equal(got.out, expected.out)
+    np.testing.assert_array_equal(got.dv, attention_backward(x, expected).dv)
+    assert told == [False] and got.arrays is not None and "q.payload_tiles" in got.arrays

@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from torch._dynamo.testing import CompileCounterWithBackend  # noqa: E402
+from torch.library import opcheck  # noqa: E402
 
 import flamia  # noqa: E402
 from flamia import dispatch  # noqa: E402
@@ -25,7 +26,7 @@ forward_op = torch.ops.flamia.attention_forward.default
 backward_op = torch.ops.flamia.attention_backward.default
 
 
-# ---- torch.library.opcheck ---------------------------------------------------------------------------------
+# ---- opcheck -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -42,12 +43,12 @@ def test_opcheck(recipe, dtype):
     q, k, v, dout = random_qkv(total=70, dtype=dtype)
     cu = torch.tensor([0, 1, 40, 66], dtype=torch.int32)
     rest = (recipe, True, 0.2, "reference:ideal")
-    torch.library.opcheck(forward_op, (q, k, v, cu, None, *rest, True))
-    torch.library.opcheck(forward_op, (q.detach(), k.detach(), v.detach(), cu, None, *rest, False))
+    opcheck(forward_op, (q, k, v, cu, None, *rest, True))
+    opcheck(forward_op, (q.detach(), k.detach(), v.detach(), cu, None, *rest, False))
     results = forward_op(q, k, v, cu, None, *rest, True)
     out, _, m, l, kept = (x if isinstance(x, list) else x.detach() for x in results)  # noqa: E741
-    torch.library.opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest, 39))
-    torch.library.opcheck(backward_op, (dout[:1].expand_as(dout), out, m, l, cu, kept, 2, *rest))
+    opcheck(backward_op, (dout, out, m, l, cu, kept, 2, *rest, 39))
+    opcheck(backward_op, (dout[:1].expand_as(dout), out, m, l, cu, kept, 2, *rest))
 
 
 # ---- what is saved -----------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def test_hopper_keeps_one_copy_of_v():
     """And the operator says so while it is traced."""
     q, k, v, _ = random_qkv(total=9, dim=64)
     arguments = (q, k, v, torch.tensor([0, 9]), None, "mxfp8", True, None, "reference:hopper", True)
-    torch.library.opcheck(forward_op, arguments)
+    opcheck(forward_op, arguments)
     kept = [[s.tensor for s in saved.saved_operands(flamia.recipes.MXFP8, True, p)] for p in ("hopper", "blackwell")]
     assert kept == [["q", "k", "v"], ["q", "k", "v", "v"]]
 
@@ -274,7 +275,7 @@ def test_a_registered_kernel_serves_both_passes(kernel, monkeypatch):
 def test_opcheck_of_a_registered_kernel(kernel):
     q, k, v, _ = random_qkv(total=70)
     cu = torch.tensor([0, 70], dtype=torch.int32)
-    torch.library.opcheck(forward_op, (q, k, v, cu, None, "mxfp8", True, None, kernel.name, True))
+    opcheck(forward_op, (q, k, v, cu, None, "mxfp8", True, None, kernel.name, True))
 
 
 @pytest.mark.parametrize("dynamic", [None, True])
